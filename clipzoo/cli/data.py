@@ -22,7 +22,6 @@ from clipzoo.errors import ConfigError, first_names, nearest, number_of
 from clipzoo.io import MB, below, explained, make_folder, publish_folder, read_json, read_lines, write_json
 
 if TYPE_CHECKING:
-    from clipzoo.data.faults import LeftOut
     from clipzoo.data.index import ShardIndex
     from clipzoo.data.maps.engines import Map
     from clipzoo.data.maps.samples import SampleFacts
@@ -205,7 +204,8 @@ def make_shards(options: argparse.Namespace) -> None:
     """
     from clipzoo.data import faults, write
     from clipzoo.data.captions import described
-    from clipzoo.data.index import check_shards, index_folders, load_or_build
+    from clipzoo.data.faults import LeftOut
+    from clipzoo.data.index import FOLDER, ShardIndex, check_shards, index_folders, load_or_build
     from clipzoo.data.locations import ShardCache, is_remote, parse_sources
     from clipzoo.data.reader import ShardReader
     from clipzoo.data.tables.formats import FORMATS, TableRules, holds_tables
@@ -274,7 +274,7 @@ def make_shards(options: argparse.Namespace) -> None:
         digest.update(repr(pair).encode())
     settings["source"] += f" {digest.hexdigest()[:16]}"
     make_folder(partial)
-    record, written = partial / _SETTINGS, {}
+    record, indexes, unused = partial / _SETTINGS, dict[Path, ShardIndex](), list[LeftOut]()
     try:
         if record.is_file():
             begun = read_json(record, MB, f"remove {partial}")
@@ -290,9 +290,12 @@ def make_shards(options: argparse.Namespace) -> None:
         writer = write.ShardWriter(**{key: vars(options)[key] for key in keys} | {"shuffle_seed": seed})
         for shard_folder, folder_pairs in parts.items():
             place, progress = partial / shard_folder.relative_to(options.output), Progress("shards", "images")
-            written[shard_folder] = writer.write(folder_pairs, place, True, progress)
-            written[shard_folder].write_index()
-        if any(result.samples for result in written.values()):
+            paths, left_out = writer.write(folder_pairs, place, progress)
+            unused += left_out
+            if paths:
+                on = f"local:{options.processes}"
+                indexes[shard_folder] = load_or_build(paths, ShardCache(None, 50.0), [place / FOLDER], on)
+        if indexes:
             shutil.rmtree(partial / _SOURCE_INDEX, ignore_errors=True)
             publish_folder(partial, folder)
             (folder / _SETTINGS).unlink()
@@ -300,9 +303,8 @@ def make_shards(options: argparse.Namespace) -> None:
         if not any(partial.rglob("*.tar")):
             shutil.rmtree(partial, ignore_errors=True)
 
-    unused = [entry for result in written.values() for entry in result.left_out]
     faults.write_left_out([*unused, *other_files], options.output)
-    if not any(result.samples for result in written.values()):
+    if not indexes:
         first = unused[0]
         parent = options.images if source.suffix == ".json" else source.parent
         hint = "" if stored or source.is_dir() else f" Paths are relative to {parent}/."
@@ -311,15 +313,10 @@ def make_shards(options: argparse.Namespace) -> None:
             f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
             f"{hint} {options.output / faults.FILE} names all."
         )
-    for shard_folder, result in written.items():
-        print(f"{number_of(result.samples, 'sample')} in {number_of(result.shards, 'shard')} in {shard_folder}")
-        print(f"  {described(result.captions.figures(options.batch))}")
+    for shard_folder, index in indexes.items():
+        print(f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')} in {shard_folder}")
+        print(f"  {described(index.captions.figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *other_files], options.output)), end="")
-    if joined := sum(result.joined for result in written.values()):
-        print(
-            f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
-            "--caption-line all makes each line a caption"
-        )
     if options.hold_out is not None:
         print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
 
@@ -502,9 +499,11 @@ def make_dataset(options: argparse.Namespace) -> None:
     OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
     Files that are not images or cannot be decoded are counted, and listed in OUTPUT/left_out.tsv.
     """
-    from clipzoo.data.captions import described
+    from clipzoo.data.captions import CaptionCounts, described
     from clipzoo.data.faults import summary
+    from clipzoo.data.write import pairs_from_folder
     from clipzoo.evaluation.datasets import own
+    from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 
     source, is_folder, has_captions = options.source, options.source.is_dir(), options.captions or options.caption
     if not source.exists():
@@ -519,27 +518,33 @@ def make_dataset(options: argparse.Namespace) -> None:
     progress = Progress("evaluation dataset", "images")
     columns = options.image, options.caption or options.label, options.split
     if has_captions:
-        content = own.captioned_folder(source) if is_folder else own.table_of_captions(source, *columns)
-        data = own.make_retrieval(content, options.output, options.processes, progress)
+        pairs, others = pairs_from_folder(source, "all") if is_folder else (own.table_of_captions(source, *columns), [])
+        data, left_out = own.make_retrieval(pairs, options.output, options.processes, progress, others)
     else:
         if not is_folder and not options.label:
             raise ConfigError(f"give the column of {source} with classes, --label COLUMN, or --caption COLUMN")
         content = own.class_folders(source) if is_folder else own.table_of_classes(source, *columns)
-        templates = options.template or ["a photo of a {c}."]
-        data = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
+        form = options.output, options.template or ["a photo of a {c}."], options.metric
+        data, left_out = own.make_classification(content, *form, options.processes, progress)
 
-    counted = number_of(data.classes, "class", "es") if data.classes else number_of(data.captions, "caption")
-    images = ", ".join(f"{split} {count}" for split, count in data.samples.items())
-    lines = [f"{data.folder}: {counted}; images: {images}", *summary(data.left_out, data.folder)]
-    if data.captions:
-        lines.append(described(data.repetition.figures(options.batch)))
-    if data.empty_classes:
-        lines.append(f"classes left out, without an image in test: {first_names(data.empty_classes, most=10)}")
-    if "train" in data.samples and not data.probed:
-        lines.append("no linear probe: train lacks images of some classes")
-    tasks = ["zero_shot"] * bool(data.classes) + ["linear_probe"] * data.probed or ["retrieval"]
-    keys = " ".join(f"eval.{task}=[{data.folder.name}]" for task in tasks)
-    print("\n".join([*lines, f"evaluate with: eval=none eval.root={data.folder.parent} {keys}"]))
+    lines, tasks = summary(left_out, options.output), ["retrieval"]
+    if isinstance(data, ClassificationDataset):
+        counted, tasks = number_of(len(data.class_names), "class", "es"), ["zero_shot"]
+        images = ", ".join(f"{split} {len(part)}" for split, part in data.splits.items())
+        if empty := sorted(content.class_names - {*data.class_names}):
+            lines.append(f"classes left out, without an image in test: {first_names(empty, most=10)}")
+        if "train" in data.splits and len({*data.splits["train"].labels}) == len(data.class_names):
+            tasks.append("linear_probe")
+        elif "train" in data.splits:
+            lines.append("no linear probe: train lacks images of some classes")
+    elif isinstance(data, RetrievalDataset):
+        counted, images = number_of(len(data.captions), "caption"), f"test {len(data.images)}"
+        # A caption that repeats within one image is the same pair.
+        captions = [text for _, text in dict.fromkeys(zip(data.caption_image, data.captions, strict=True))]
+        lines.append(described(CaptionCounts.of_captions(captions).figures(options.batch)))
+    keys = " ".join(f"eval.{task}=[{options.output.name}]" for task in tasks)
+    print("\n".join([f"{options.output}: {counted}; images: {images}", *lines]))
+    print(f"evaluate with: eval=none eval.root={options.output.parent} {keys}")
 
 
 def write_prompts(options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
@@ -33,7 +33,7 @@ from clipzoo.data.tar import RECORD, ROLES, TARS, UNTERMINATED, Scan
 from clipzoo.errors import ConfigError, masked, number_of
 
 FOLDER = "clipzoo_index"
-VERSION = 2
+VERSION = 3
 REMEDY = "the index is built again"
 SHARDS_PER_PROCESS = 8
 _SHOWN = 3
@@ -50,8 +50,8 @@ class Shard:
 
     bytes: size of the archive when its samples were listed. state: size and modification time of the file when it was
     last checked; a size below `bytes` means that the shard was cut since then (-1: deleted). Its samples keep their
-    ids. flaw: why the list of samples may be incomplete. Set by `write_index`: key_start, key_bytes: position of its
-    keys among all keys; digest: hash of keys and records; duplicates: number of samples whose key occurred before.
+    ids. flaw: why the list of samples may be incomplete. Set by `write_index`: key_bytes: size of its keys; digest:
+    hash of keys and records; duplicates: number of samples whose key occurred before.
     """
 
     name: str
@@ -59,7 +59,6 @@ class Shard:
     state: tuple[int, int]
     flaw: str | None
     count: int = 0
-    key_start: int = 0
     key_bytes: int = 0
     digest: str = ""
     duplicates: int = 0
@@ -82,6 +81,8 @@ class ShardIndex:
         self.counts = np.array([shard.count for shard in self.shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
+        sizes = [self.samples * RECORD.itemsize, *(shard.key_bytes for shard in self.shards)]
+        self.key_starts = np.cumsum(sizes).tolist()
         self.keys = lru_cache(8)(self._keys)
 
     @cached_property
@@ -98,7 +99,7 @@ class ShardIndex:
         if not row.count:
             return []
         with io.readable(self.data, io.ANY_SIZE, REMEDY) as file:
-            file.seek(self.samples * RECORD.itemsize + row.key_start)
+            file.seek(self.key_starts[shard])
             return file.read(row.key_bytes).decode().split("\0")
 
     def locate(self, sample: int) -> tuple[int, int]:
@@ -161,10 +162,12 @@ def load_or_build(
                 row = Shard(names[number], scan.bytes, state or (scan.bytes, 0), scan.flaw)
                 yield row, scan.records, scan.keys
 
-    with open_folder(folders, locations[0]) as folder, open_folder([folder / f"{name}.parts"], locations[0]) as parts:
-        run_map(work, parts, on)
-        index = write_index(folder, locations, name, rows(parts), {})
-        shutil.rmtree(parts, ignore_errors=True)
+    parts = (folder := open_folder(folders, locations[0])) / f"{name}.parts"
+    run_map(work, parts, on)
+    index = write_index(folder, locations, name, rows(parts), {})
+    shutil.rmtree(parts, ignore_errors=True)
+    with suppress(OSError):  # not empty
+        folder.rmdir()
     return index
 
 
@@ -205,27 +208,16 @@ def _digest(records: bytes, keys: bytes) -> str:
     return hashlib.sha256(keys + records).hexdigest()[:16]
 
 
-@contextmanager
-def open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
-    """Yield the first writable folder. A folder that this function creates and that stays empty is removed."""
+def open_folder(folders: Sequence[Path], example: str) -> Path:
+    """Return the first writable folder, which is made if needed. Raises ConfigError if there is none."""
     refusals = []
     for folder in folders:
-        created = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f".{os.uname().nodename}.{os.getpid()}.probe"
-            probe.touch()
-            probe.unlink()
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
-            continue
-        try:
-            yield folder
-        finally:
-            if created:
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
-        return
     raise ConfigError(
         f"the index of {example} and the other shards cannot be written: {', '.join(refusals) or 'no folder given'}; "
         "set data.index_folder to a folder that you can write to"
@@ -245,7 +237,7 @@ def write_index(
     data file is named by its content, so a run that reads an older one is not disturbed.
     """
     shards: list[Shard] = []
-    key_start, content = 0, hashlib.sha256()
+    content = hashlib.sha256()
     # Unnamed files: a killed process leaves none.
     with (
         io.explained(folder),
@@ -254,9 +246,8 @@ def write_index(
     ):
         for shard, records, keys in rows:
             parts = records.tobytes(), "\0".join(keys).encode()
-            shard = replace(shard, key_start=key_start, key_bytes=len(parts[1]), digest=_digest(*parts))
+            shard = replace(shard, key_bytes=len(parts[1]), digest=_digest(*parts))
             shards.append(replace(shard, count=len(keys), duplicates=len(keys) - len(set(keys))))
-            key_start += shard.key_bytes
             for file, part in zip((all_records, all_keys), parts, strict=True):
                 file.write(part)
                 content.update(part)
@@ -274,8 +265,12 @@ def write_index(
         "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
         "shards": [asdict(shard) for shard in shards], "dropped": dropped,
     }  # fmt: skip
-    io.write_whole(folder / f"{name}.json", json.dumps(table))
+    io.write_whole(folder / f"{name}.json", json.dumps({"digest": _digest_of(table), **table}))
     return ShardIndex(shards, locations, data, captions, dropped)
+
+
+def _digest_of(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
 
 def load(name: str, locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
@@ -293,52 +288,29 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     The data file must have the expected size, and records and keys that match the digests. In a file larger than
     _VERIFIED_BYTES, shards at equal distances are verified.
     """
-    table = io.read_json(path, 64 * io.MB, REMEDY, fields={"version": int, "data": str, "shards": list})
-    if table["version"] != VERSION:
+    table = io.read_json(path, 64 * io.MB, REMEDY)
+    if table.get("version") != VERSION:
         return None
-    io.require_fields(path, table, {"captions": list}, REMEDY)
-    names = [row["name"] for row in table["shards"] if _is_row(row)]
-    if names != relative_names(locations) or len(names) != len(table["shards"]):
-        raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
-    if Path(table["data"]).name != table["data"] or not table["data"]:
-        raise io.DamagedFileError(path, f"names {io.shortened(table['data'])}, not a file next to it", REMEDY)
+    if table.pop("digest", None) != _digest_of(table):
+        raise io.DamagedFileError(path, "differs from its digest", REMEDY)
     shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
-    if sum(shard.count for shard in shards) * RECORD.itemsize > 2**63:
-        raise io.DamagedFileError(path, "counts more samples than a file can hold", REMEDY)
-    for row in table["captions"]:
-        pair = row if isinstance(row, list) and len(row) == 2 else [None]
-        if not all(isinstance(number, int) and 0 < number < 2**63 for number in pair):
-            raise io.DamagedFileError(path, "does not count the captions", REMEDY)
-    captions = CaptionCounts({size: number for size, number in table["captions"]})
-    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, table.get("dropped", {}))
+    if [shard.name for shard in shards] != relative_names(locations):
+        raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
+    captions, data = CaptionCounts(dict(table["captions"])), io.below(path.parent, table["data"])
+    index = ShardIndex(shards, locations, data, captions, table["dropped"])
 
     with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         size = file.seek(0, os.SEEK_END)
-        keys_start = index.samples * RECORD.itemsize
-        expected = keys_start + sum(shard.key_bytes for shard in shards)
-        if size != expected:
-            raise io.DamagedFileError(index.data, f"has {size} bytes, not {expected}", REMEDY)
+        if size != index.key_starts[-1]:
+            raise io.DamagedFileError(index.data, f"has {size} bytes, not {index.key_starts[-1]}", REMEDY)
         for number in range(0, len(shards), 1 + size // _VERIFIED_BYTES):
             shard = shards[number]
             file.seek(int(index.starts[number]) * RECORD.itemsize)
             records = file.read(shard.count * RECORD.itemsize)
-            file.seek(keys_start + shard.key_start)
+            file.seek(index.key_starts[number])
             if shard.digest != _digest(records, file.read(shard.key_bytes)):
                 raise io.DamagedFileError(index.data, f"has damaged records or keys of {shard.name}", REMEDY)
     return index
-
-
-def _is_row(row: object) -> bool:
-    """Return True for a mapping with the fields of `Shard`, in the form that JSON gives them."""
-    if not isinstance(row, dict) or row.keys() != Shard.__dataclass_fields__.keys():
-        return False
-    state = row["state"] if isinstance(row["state"], list) and len(row["state"]) == 2 else [None]
-    numbers = [row["bytes"], *state, *(row[name] for name in ("count", "key_start", "key_bytes", "duplicates"))]
-    # Bounds of samples and key bytes whose sums over a hundred thousand shards fit into 64 bits.
-    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, 2**44)] * 4
-    return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
-        type(number) is int and low <= number < high for number, (low, high) in zip(numbers, bounds, strict=False)
-    )
 
 
 def of_shards(function: Callable[[int], Result], index: ShardIndex) -> list[Result]:
@@ -384,8 +356,8 @@ def check_shards(
     setting, limit: keys of the shards and of max_bad_fraction, for messages; limit is None if it cannot be changed.
 
     Raises ConfigError if the fraction of lost samples exceeds max_bad_fraction. A shard that was cut after it was
-    indexed lost the samples beyond its present end. Any other flawed shard is expected to hold as many samples as
-    img2dataset's `<shard>_stats.json` states, or else the median of the intact shards.
+    indexed lost the samples beyond its present end. Any other flawed shard is expected to hold as many samples as the
+    median of the intact shards.
     """
     faults: list[Fault] = []
     cut = never_indexed = 0
@@ -393,23 +365,14 @@ def check_shards(
         intact = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
         usual_count = int(np.median(intact)) if intact else _UNKNOWN
         for number, (location, shard) in enumerate(zip(index.locations, index.shards, strict=True)):
-            shard_cut = shard_unindexed = 0
             if shard.flaw is not None or not shard.count:
+                shard_cut = 0
                 if shard.state[0] < shard.bytes:
                     records = index.records_of(number)
                     ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
                     shard_cut = int((ends.astype(np.int64) > shard.state[0]).sum())
-                if not shard_cut:
-                    stated = usual_count
-                    stats = Path(location).with_name(f"{Path(location).stem}_stats.json")
-                    if not is_remote(location) and stats.is_file():
-                        read = partial(
-                            io.read_json, stats, io.MB, "the size of other shards is used", fields={"successes": int}
-                        )
-                        stated = int(io.DamageLog().read(read, {"successes": usual_count})["successes"])
-                    shard_unindexed = max(0, stated - shard.count)
-                cut, never_indexed = cut + shard_cut, never_indexed + shard_unindexed
-                lost = shard_cut + shard_unindexed
+                lost = shard_cut or max(0, usual_count - shard.count)
+                cut, never_indexed = cut + shard_cut, never_indexed + lost - shard_cut
                 loss = "an unknown number of" if lost >= _UNKNOWN else f"about {lost}"
                 kind = "missing_shards" if shard.state[0] < 0 else "truncated_shards" if shard.count else "empty_shards"
                 reason = f"{shard.flaw or 'no samples'}; {loss} samples are lost"

@@ -24,7 +24,7 @@ from typing import IO, Annotated, Any, NamedTuple, TextIO
 from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Range
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io import MB, NO_SPACE, below, file_type, read_json
+from clipzoo.io import MB, below, explained, file_type, read_json
 from clipzoo.io.stores import RANGE_BYTES, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 KEY = "data.shards"
@@ -44,8 +44,6 @@ MISSING: State = (-1, 0)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _ROW_GROUPS = re.compile(r"#groups(\d+)-(\d+)(?=(\.\w+)?$)")
-_MARKS = 0xF0000
-"""First of the private characters that represent counts of nested braces."""
 _SCRIPT = """
 exec 3<&0 </dev/null
 ((read -r line <&3; kill -KILL 0) >/dev/null 2>&1 &)
@@ -111,7 +109,7 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
             f"data.shards={pattern} is a table, not shards: train with data=table data.path={pattern}, or make shards "
             f"with clipzoo shards make {pattern} shards/"
         )
-    if _count(pattern) > MOST_SHARDS:
+    if _most(pattern) > MOST_SHARDS:
         raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
     # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
     try:
@@ -150,27 +148,24 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
     return all_shards
 
 
-def _count(pattern: str) -> int:
-    """Return the number of shards that the braces of a pattern represent. Nothing is expanded."""
-    counts: list[int] = []
+def _most(pattern: str) -> int:
+    """Return the largest number of shards that the braces of a pattern can represent. Nothing is expanded."""
+    counts = list[int]()
 
-    def product(text: str) -> int:
-        return math.prod(counts[ord(mark) - _MARKS] for mark in text if ord(mark) >= _MARKS)
-
-    def marked(match: re.Match[str]) -> str:
+    def counted(match: re.Match[str]) -> str:
         if numbers := _NUMBERS.fullmatch(match[1]):
             # Longer numbers are cut to 19 digits, which still exceeds MOST_SHARDS.
             first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
             counts.append(abs(last - first) // (abs(step) or 1) + 1)
         else:
-            counts.append(sum(map(product, match[1].split(","))))
-        return chr(_MARKS + len(counts) - 1)
+            counts.append(match[1].count(",") + 1)
+        return ""
 
-    text, replaced = "".join(character for character in pattern if ord(character) < _MARKS), 1
+    replaced = 1
     while replaced:
-        # Innermost braces first: each becomes a character that represents its count.
-        text, replaced = _BRACES.subn(marked, text)
-    return product(text)
+        # Innermost braces first.
+        pattern, replaced = _BRACES.subn(counted, pattern)
+    return math.prod(counts)
 
 
 def piece(location: str) -> tuple[str, range | None]:
@@ -257,7 +252,7 @@ class ShardCache:
     def open(self, location: str, *, size: int | None = None) -> int:
         """Return a file descriptor of the shard, which the caller closes; download the shard if needed.
 
-        size: of a cached copy to reuse; None: always download. Raises OSError for the shard, ConfigError for the cache.
+        size: of a cached copy to reuse; None: always download. Raises OSError for the shard, WriteError for the cache.
         """
         if not is_remote(location):
             # O_NONBLOCK: opening a named pipe would wait for a writer.
@@ -269,7 +264,9 @@ class ShardCache:
 
         is_current: tells from its size whether an existing copy is reused. Raises as `open` and `write` do.
         """
-        with self._explained():
+        # Errors of the cache's own files must not count as unusable samples.
+        failing = partial(explained, self._folder, hint=", or set data.cache_folder or a lower data.cache_gigabytes")
+        with failing():
             self._folder.mkdir(mode=0o777 if self._chosen else 0o700, parents=True, exist_ok=True)
             # Everyone can write to the temporary folder: files of another user are neither read nor written through.
             if not self._chosen and (self._folder.is_symlink() or self._folder.stat().st_uid != os.getuid()):
@@ -286,11 +283,11 @@ class ShardCache:
                 os.close(descriptor)
             partial_copy = copy.with_name(f".{copy.name}.part")
             try:
-                with self._explained():
+                with failing():
                     target = open(partial_copy, "wb")  # noqa: SIM115 - closed below
-                with self._explained(full_disk_only=True), target:
+                with failing(only_full_disks=True), target:
                     write(target)
-                with self._explained():
+                with failing():
                     descriptor = os.open(partial_copy, os.O_RDONLY)
                     os.replace(partial_copy, copy)
             finally:
@@ -309,22 +306,6 @@ class ShardCache:
                             path.unlink()
                         total -= status.st_size
             return descriptor
-
-    @contextmanager
-    def _explained(self, full_disk_only: bool = False) -> Iterator[None]:
-        """Turn errors of the cache's own files into ConfigError: they must not count as unusable samples."""
-        try:
-            yield
-        except OSError as error:
-            # A command whose output does not fit reports a full disk in its own words.
-            full = error.errno in NO_SPACE or (self._folder.exists() and os.statvfs(self._folder).f_bavail == 0)
-            if full_disk_only and not full:
-                raise  # The shard's source has failed.
-            cause = "the disk is full" if full else error.strerror or error
-            raise ConfigError(
-                f"the cache of remote shards {self._folder} cannot be written: {cause}; free some space, or set "
-                "data.cache_folder to another folder or data.cache_gigabytes to less"
-            ) from error
 
 
 @contextmanager

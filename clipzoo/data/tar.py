@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,8 +17,7 @@ from numpy.typing import NDArray
 from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import TarSample
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.locations import ShardCache, State, is_remote, parse_sources
-from clipzoo.io import ANY_SIZE, DamagedFileError, readable
+from clipzoo.data.locations import MISSING, ShardCache, State, is_remote, parse_sources
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif")
 ROLES = ("image", "txt", "json")
@@ -67,13 +65,13 @@ class TarRules:
     sample = staticmethod(TarSample)
 
     def scan(self, cache: ShardCache, state: State | None, location: str) -> Scan:
-        if not is_remote(location):
-            return scan_shard(location, self.caption_key)
+        if state == MISSING:
+            return Scan("missing")
         try:
             with os.fdopen(cache.open(location), "rb") as file:
-                return scan_file(file, self.caption_key)
+                return scan_shard(file, self.caption_key)
         except OSError as error:
-            return Scan(f"unreadable: {error}")
+            return Scan(f"unreadable: {error.strerror or error}")
 
     def open(self, cache: ShardCache, location: str, state: State, size: int) -> IO[bytes]:
         try:
@@ -94,27 +92,14 @@ TARS = TarRules()
 """Captions in the .txt."""
 
 
-def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:
-    """List the samples of a shard by reading its headers and captions. caption_key: as in ShardDataset.
+def scan_shard(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
+    """List the samples of an open shard by reading its headers and captions. caption_key: as in ShardDataset.
 
     Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
     shard. A repeated member begins a second sample. A key without image and caption is not a sample.
     """
-    try:
-        with readable(Path(path), ANY_SIZE) as file:
-            return scan_file(file, caption_key)
-    except DamagedFileError as error:
-        return Scan(error.fault.removeprefix("is "))
-
-
-def scan_file(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
-    """List the samples of an open shard; see `scan_shard`."""
-    try:
-        size = os.fstat(file.fileno()).st_size
-        members, flaw = list_members(file.fileno(), size)
-    except OSError as error:
-        return Scan(f"unreadable: {error.strerror}")
-
+    size = os.fstat(file.fileno()).st_size
+    members, flaw = list_members(file.fileno(), size)
     # Key and members by extension of every sample, in the order of the archive.
     samples: list[tuple[str, dict[str, Member]]] = []
     by_key: dict[str, list[dict[str, Member]]] = {}

@@ -16,14 +16,13 @@ import numpy as np
 from PIL import Image
 
 from clipzoo import io
-from clipzoo.data.captions import CaptionCounts, StoredSample, digest, has_text
+from clipzoo.data.captions import StoredSample, digest, has_text
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
-from clipzoo.data.index import FOLDER, Shard, ShardIndex, index_name, relative_names, write_index
-from clipzoo.data.locations import states
+from clipzoo.data.index import ShardIndex
 from clipzoo.data.maps.engines import map_in_children
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.tar import IMAGE_EXTENSIONS, TARS, Scan, scan_shard
+from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, number_of
 
 QUALITY = 95
@@ -50,10 +49,10 @@ class Pair:
     caption_line: str | None = None
     facts: Mapping[str, str | list[str]] = field(default_factory=dict)
 
-    def read_captions(self) -> tuple[list[str], bool]:
-        """Return the captions, and True if several lines were joined to one. Raises BadSampleError."""
+    def read_captions(self) -> list[str]:
+        """Return the captions. Raises BadSampleError."""
         if self.caption_file is None:
-            return self.captions, False
+            return self.captions
         try:
             text = io.read_bytes(self.caption_file, io.MB).decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -62,16 +61,16 @@ class Pair:
             raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.fault}") from error
         lines, line = text.splitlines(), self.caption_line
         if line is None:
-            return [text], sum(bool(entry.strip()) for entry in lines) > 1
+            return [text]
         if line == "all":
-            return lines, False
+            return lines
         if line.isdecimal():
             captions = lines[int(line) - 1 : int(line)]
         else:
             captions = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
         if not captions:
             raise BadSampleError("missing_caption", f"the caption file has no line {line}")
-        return captions, False
+        return captions
 
     def read_image(self) -> bytes:
         """Return the encoded image. Raises BadSampleError."""
@@ -105,8 +104,8 @@ class StoredPair:
     def _sample(self) -> StoredSample:
         return self.reader.sample(self.index, *self.index.locate(self.number))
 
-    def read_captions(self) -> tuple[list[str], bool]:
-        return self._sample.captions(self.reader.rules.caption_key)[0], False
+    def read_captions(self) -> list[str]:
+        return self._sample.captions(self.reader.rules.caption_key)[0]
 
     def read_image(self) -> bytes:
         return self._sample.image()
@@ -180,6 +179,14 @@ def karpathy_entries(split_file: Path, remedy: str = "") -> list[dict[str, Any]]
     return entries
 
 
+def usable_captions(pair: AnyPair) -> list[str]:
+    """Return the captions with a letter or digit, on one line each. Raises BadSampleError if there is none."""
+    captions = [" ".join(caption.split()) for caption in pair.read_captions() if has_text(caption)]
+    if not captions:
+        raise BadSampleError("empty_caption", "the caption has no letter or digit")
+    return captions
+
+
 def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[AnyPair], list[AnyPair]]:
     """Split pairs into training and held-out pairs, which have no caption in common.
 
@@ -194,7 +201,7 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
     digests, owners = array("Q"), array("q")
     for number, pair in enumerate(pairs):
         try:
-            captions = [caption for caption in pair.read_captions()[0] if has_text(caption)]
+            captions = usable_captions(pair)
         except BadSampleError:
             continue
         digests.extend(map(digest, captions))
@@ -223,30 +230,6 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
     return sides
 
 
-@dataclass
-class Written:
-    """Result of a `ShardWriter`. joined: samples whose caption was several lines. captions: counts of first captions.
-
-    scans: samples of each shard, by its path.
-    """
-
-    samples: int = 0
-    shards: int = 0
-    joined: int = 0
-    captions: CaptionCounts = field(default_factory=CaptionCounts)
-    left_out: list[LeftOut] = field(default_factory=list)
-    scans: dict[str, Scan] = field(default_factory=dict)
-
-    def write_index(self) -> None:
-        """Write the index of the shards next to them, as a run would."""
-        rows = zip(relative_names(list(self.scans)), states(list(self.scans)), self.scans.values(), strict=True)
-        shards = ((Shard(name, scan.bytes, state or (0, 0), scan.flaw), scan) for name, state, scan in rows)
-        parts = ((shard, scan.records, scan.keys) for shard, scan in shards)
-        for first in list(self.scans)[:1]:
-            io.make_folder(folder := Path(first).parent / FOLDER)
-            write_index(folder, list(self.scans), index_name(list(self.scans), TARS), parts, {})
-
-
 @dataclass(frozen=True)
 class ShardWriter:
     """Writes FOLDER/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
@@ -269,20 +252,14 @@ class ShardWriter:
     processes: int = 1
 
     def write(
-        self,
-        pairs: Sequence[AnyPair],
-        folder: Path,
-        resume: bool = False,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Written:
-        """Write the shards of a folder. progress: called with the number of pairs read, and the total.
+        self, pairs: Sequence[AnyPair], folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> tuple[list[str], list[LeftOut]]:
+        """Write the shards of a folder; return their paths, and the files that are left out.
 
-        resume: keep the shards that an interrupted call with the same arguments has completed; otherwise the folder
-        must not have any. Raises ConfigError.
+        The folder is empty, or has the shards that an interrupted call with the same arguments has completed: they are
+        kept. progress: called with the number of pairs read, and the total.
         """
         io.make_folder(folder)
-        if not resume and any(folder.glob("*.tar")):
-            raise ConfigError(f"{folder} already has shards: give an empty folder")
         order: Sequence[int] = range(len(pairs))
         if self.shuffle_seed is not None:
             order = np.random.default_rng(self.shuffle_seed).permutation(len(pairs)).tolist()
@@ -292,25 +269,20 @@ class ShardWriter:
         writers = max(1, min(processes, len(parts)))
         tasks = ((number, [pairs[place] for place in places]) for number, places in enumerate(parts))
         shards = map_in_children(partial(self._write_shard, folder, processes // writers), tasks, writers, 1)
-        written, done = Written(), 0
-        for places, (path, stats, scan) in zip(parts, shards, strict=True):
+        written, left_out, done = list[str](), list[LeftOut](), 0
+        for places, (path, stats) in zip(parts, shards, strict=True):
             done += len(places)
             progress(done, len(pairs))
-            written.left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
-            written.joined += stats.get("joined", 0)
-            if stats["successes"]:
-                written.samples, written.shards = written.samples + stats["successes"], written.shards + 1
-                written.scans[str(path)] = scan
-        captions = [scan.records["caption"] for scan in written.scans.values()]
-        written.captions = CaptionCounts.of(np.concatenate([np.empty(0, np.uint64), *captions]))
-        return written
+            left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
+            written += [str(path)] if stats["successes"] else []
+        return written, left_out
 
     def _write_shard(
         self, folder: Path, processes: int, task: tuple[int, Sequence[AnyPair]]
-    ) -> tuple[Path, dict[str, Any], Scan]:
-        """Write a shard and then its statistics, unless it has them; return its path, statistics and samples."""
+    ) -> tuple[Path, dict[str, Any]]:
+        """Write a shard and then its statistics, unless it has them; return its path and statistics."""
         number, pairs = task
-        path, left_out, joined = folder / f"{number:05d}.tar", list[tuple[str, str, str]](), 0
+        path, left_out = folder / f"{number:05d}.tar", list[tuple[str, str, str]]()
         if not (record := path.with_name(f"{path.stem}_stats.json")).is_file():
             with io.whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
                 prepared = map_in_children(self._prepare, pairs, processes, _WRITE_CHUNK)
@@ -318,30 +290,23 @@ class ShardWriter:
                     if isinstance(sample, LeftOut):
                         left_out.append((str(sample.path), sample.kind, sample.reason))
                         continue
-                    suffix, encoded, facts, is_joined = sample
-                    joined += is_joined
+                    suffix, encoded, facts = sample
                     text = json.dumps(facts, default=str).encode()
                     for extension, content in {suffix: encoded, "txt": facts["caption"].encode(), "json": text}.items():
                         entry = tarfile.TarInfo(f"{key:09d}.{extension}")
                         entry.size = len(content)
                         archive.addfile(entry, BytesIO(content))
-            stats = {"successes": len(pairs) - len(left_out), "joined": joined, "left_out": left_out}
-            io.write_json(record, {key: value for key, value in stats.items() if value or key == "successes"})
+            stats = {"successes": len(pairs) - len(left_out), **({"left_out": left_out} if left_out else {})}
+            io.write_json(record, stats)
         stats = io.read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
         if not stats["successes"]:
             path.unlink(missing_ok=True)
-        return path, stats, scan_shard(str(path))
+        return path, stats
 
-    def _prepare(self, pair: AnyPair) -> tuple[str, bytes, dict[str, Any], bool] | LeftOut:
-        """Read a pair, or return why training cannot use it.
-
-        Returns extension and bytes of the image, the .json, and True if the caption was joined from several lines.
-        """
+    def _prepare(self, pair: AnyPair) -> tuple[str, bytes, dict[str, Any]] | LeftOut:
+        """Return extension and bytes of the image and the .json of a pair, or why training cannot use it."""
         try:
-            texts, joined = pair.read_captions()
-            captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
-            if not captions:
-                raise BadSampleError("empty_caption", "the caption has no letter or digit")
+            captions = usable_captions(pair)
             facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
             encoded, side = pair.read_image(), self.shortest_side
             header = read_header(encoded, _LARGEST if side else self.max_pixels)
@@ -353,7 +318,7 @@ class ShardWriter:
             pixels = header.decode(1)
             if scale == 1 and self.image_format in (None, header.extension):
                 extension = pair.image.suffix[1:].lower()
-                return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts, joined
+                return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts
             stream, image, extension = BytesIO(), Image.fromarray(pixels), self.image_format or "jpg"
             if scale < 1:
                 image = image.resize((width, height), Image.Resampling.LANCZOS)
@@ -365,4 +330,4 @@ class ShardWriter:
                 raise BadSampleError("unencodable_image", f"{width} x {height} as {extension}: {error}") from error
         except BadSampleError as error:
             return LeftOut(pair.image, error.kind, error.reason)
-        return extension, stream.getvalue(), facts, joined
+        return extension, stream.getvalue(), facts

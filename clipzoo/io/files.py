@@ -405,8 +405,11 @@ class JsonLines:
 
 
 @contextmanager
-def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
-    """Turn an OSError of the block, which writes `path`, into a WriteError. only_full_disks: only of a full disk."""
+def explained(path: Path, only_full_disks: bool = False, hint: str = "") -> Iterator[None]:
+    """Turn an OSError of the block, which writes `path`, into a WriteError.
+
+    only_full_disks: only of a full disk. hint: ends the message.
+    """
     try:
         yield
     except OSError as error:
@@ -426,7 +429,7 @@ def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
             if error.errno in NO_SPACE and disk.f_files and not disk.f_favail:
                 cause, remedy = "the disk has no free inodes", "Remove files, then run the same command again"
             break
-        raise WriteError(f"could not write {path}: {cause}{free}. {remedy}") from error
+        raise WriteError(f"could not write {path}: {cause}{free}. {remedy}{hint}") from error
 
 
 def make_folder(folder: Path) -> None:

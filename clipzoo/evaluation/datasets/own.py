@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from clipzoo.data.captions import CaptionCounts, has_text
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, write_left_out
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.maps.engines import map_in_children
 from clipzoo.data.tar import IMAGE_EXTENSIONS
+from clipzoo.data.write import Pair, usable_captions
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Metric, catalogue
+from clipzoo.evaluation.datasets.dataset import EvaluationDataset, ImageFile, ImageFiles, Metric, catalogue
 from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
-from clipzoo.io import MB, folder_name, read_bytes, read_table
+from clipzoo.io import folder_name, read_table
 
+T = TypeVar("T")
 SPLITS = ("train", "val", "test")
 CHUNK = 50
 """Images that a worker process decodes at a time; fewer images are decoded in the main process."""
@@ -23,12 +25,11 @@ CHUNK = 50
 
 @dataclass(frozen=True)
 class OwnImage:
-    """An image file with the name of its class, or with captions."""
+    """An image file with the name of its class."""
 
     path: Path
-    split: str = "test"
-    class_name: str = ""
-    captions: tuple[str, ...] = ()
+    split: str
+    class_name: str
 
 
 @dataclass
@@ -45,14 +46,6 @@ class Source:
         if not is_image:
             self.left_out.append(LeftOut(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read"))
         return is_image
-
-    def add_captions(self, path: Path, texts: Collection[str]) -> None:
-        """Add an image with the captions that have a letter or digit."""
-        captions = tuple(" ".join(text.split()) for text in texts if has_text(text))
-        if captions:
-            self.images.append(OwnImage(path, captions=captions))
-        else:
-            self.left_out.append(LeftOut(path, "empty_caption", "its caption has no letter or digit"))
 
 
 def class_folders(folder: Path) -> Source:
@@ -88,20 +81,6 @@ def class_folders(folder: Path) -> Source:
     return source
 
 
-def captioned_folder(folder: Path) -> Source:
-    """Read all images below the folder with the captions in NAME.txt next to them, one per line."""
-    source = Source()
-    for path in _files(folder):
-        text = path.with_suffix(".txt")
-        if path.suffix.lower() == ".txt" or not source.accepts(path):
-            continue
-        if text.is_file():
-            source.add_captions(path, read_bytes(text, MB).decode("utf-8-sig", errors="replace").splitlines())
-        else:
-            source.left_out.append(LeftOut(path, "no_caption_file", f"{text.name} is missing"))
-    return source
-
-
 def table_of_classes(table: Path, image: str, class_name: str, split: str | None) -> Source:
     """Read a table with one image per row. image, class_name, split: columns; without `split` all rows are test."""
     source = Source()
@@ -114,15 +93,13 @@ def table_of_classes(table: Path, image: str, class_name: str, split: str | None
     return source
 
 
-def table_of_captions(table: Path, image: str, caption: str, split: str | None) -> Source:
+def table_of_captions(table: Path, image: str, caption: str, split: str | None) -> list[Pair]:
     """Read a table of captions; rows with the same image are its captions. Only rows of the split test are read."""
-    source, captions = Source(), dict[Path, list[str]]()
+    captions: dict[Path, list[str]] = {}
     for path, part, text in _rows(table, image, caption, split):
         if part == "test":
             captions.setdefault(path, []).append(text)
-    for path, texts in captions.items():
-        source.add_captions(path, texts)
-    return source
+    return [Pair(path, texts) for path, texts in captions.items()]
 
 
 def _rows(table: Path, image: str, column: str, split: str | None) -> Iterator[tuple[Path, str, str]]:
@@ -141,25 +118,6 @@ def _files(entry: Path) -> Iterator[Path]:
             yield path
 
 
-@dataclass(frozen=True)
-class WrittenDataset:
-    """A dataset that was written.
-
-    samples: number of images per split. left_out: files that are not in the dataset. classes, captions: their numbers;
-    0 for the other kind of dataset. repetition: counts of repeated captions. probed: True if every class has images in
-    train, as a linear probe needs. empty_classes: classes that are left out because they have no image in test.
-    """
-
-    folder: Path
-    samples: dict[str, int]
-    left_out: Sequence[LeftOut]
-    classes: int = 0
-    captions: int = 0
-    repetition: CaptionCounts = CaptionCounts()
-    probed: bool = False
-    empty_classes: Sequence[str] = ()
-
-
 def require_free(folder: Path) -> None:
     """Raise ConfigError if the folder exists, or its name is invalid or that of a benchmark dataset."""
     if folder_name(folder.name, "the dataset's name") in catalogue():
@@ -175,8 +133,8 @@ def make_classification(
     metric: Metric,
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> WrittenDataset:
-    """Write the images with their classes to `folder`, whose name is that of the dataset.
+) -> tuple[EvaluationDataset, list[LeftOut]]:
+    """Write the images with their classes to `folder`, whose name is that of the dataset; return it, and other files.
 
     Images keep their bytes if they are JPEG, PNG or WebP, others become PNG. Files that cannot be decoded are left out,
     and so are all images of a class without an image in test. Classes are in alphabetical order.
@@ -187,56 +145,65 @@ def make_classification(
     if bad := [template for template in templates if "{c}" not in template]:
         raise ConfigError(f"the prompt template {bad[0]!r} has no {{c}}, where the class name goes")
     require_free(folder)
-    images, left_out = _usable(source, processes, progress)
+    faulty = _faulty([image.path for image in source.images], processes, progress)
+    images = [image for image in source.images if image.path not in faulty]
     names = sorted({image.class_name for image in images if image.split == "test"})
     labels = {name: label for label, name in enumerate(names)}
+    left_out = [*source.left_out, *faulty.values()]
     left_out += [
         LeftOut(image.path, "class_without_test", f"the class {image.class_name!r} has no image in test")
         for image in images
         if image.class_name not in labels
     ]
-    images = [image for image in images if image.class_name in labels]
     if len(names) < 2:
         raise ConfigError(f"{folder.name} needs at least two classes and has {len(names)}" + _summary(left_out))
-    splits = {split: part for split in SPLITS if (part := [image for image in images if image.split == split])}
+    rows = dict[str, list[tuple[Path, int]]]()
+    for image in images:
+        if image.class_name in labels:
+            rows.setdefault(image.split, []).append((image.path, labels[image.class_name]))
+    splits = {split: _encoded(rows[split]) for split in SPLITS if split in rows}
     recipe = f"own images; {number_of(len(left_out), 'file')} left out"
-    of_split = {split: [labels[image.class_name] for image in part] for split, part in splits.items()}
-    rows = {split: zip(_encoded(part), of_split[split], strict=True) for split, part in splits.items()}
-    write_classification(folder, class_names=names, templates=templates, metric=metric, recipe=recipe, splits=rows)
-    probed = {image.class_name for image in splits.get("train", ())} == set(names)
-    samples = {split: len(part) for split, part in splits.items()}
-    empty = sorted(source.class_names - set(names))
-    return _written(WrittenDataset(folder, samples, left_out, len(names), probed=probed, empty_classes=empty))
+    write_classification(folder, class_names=names, templates=templates, metric=metric, recipe=recipe, splits=splits)
+    return _opened(folder, left_out), left_out
 
 
 def make_retrieval(
-    source: Source, folder: Path, processes: int = 1, progress: Callable[[int, int], None] = lambda done, total: None
-) -> WrittenDataset:
-    """Write the images with their captions to `folder`; otherwise like `make_classification`."""
+    pairs: Sequence[Pair],
+    folder: Path,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    others: Sequence[LeftOut] = (),
+) -> tuple[EvaluationDataset, list[LeftOut]]:
+    """Write the images with their captions to `folder`; otherwise like `make_classification`.
+
+    others: files of the source that are in no pair.
+    """
     require_free(folder)
-    images, left_out = _usable(source, processes, progress)
-    if not images:
+    faulty, rows, left_out = _faulty([pair.image for pair in pairs], processes, progress), [], [*others]
+    for pair in pairs:
+        try:
+            captions = usable_captions(pair)
+        except BadSampleError as error:
+            faulty[pair.image] = LeftOut(pair.image, error.kind, error.reason)
+        if pair.image not in faulty:
+            rows.append((pair.image, captions))
+    left_out += faulty.values()
+    if not rows:
         raise ConfigError(f"{folder.name} has no image" + _summary(left_out))
-    examples = zip(_encoded(images), [image.captions for image in images], strict=True)
-    write_retrieval(folder, recipe=f"own images; {number_of(len(left_out), 'file')} left out", examples=examples)
-    captions = sum(len(image.captions) for image in images)
-    # A caption that repeats within one image is the same pair.
-    repetition = CaptionCounts.of_captions(caption for image in images for caption in dict.fromkeys(image.captions))
-    return _written(WrittenDataset(folder, {"test": len(images)}, left_out, captions=captions, repetition=repetition))
+    recipe = f"own images; {number_of(len(left_out), 'file')} left out"
+    write_retrieval(folder, recipe=recipe, examples=_encoded(rows))
+    return _opened(folder, left_out), left_out
 
 
-def _usable(
-    source: Source, processes: int, progress: Callable[[int, int], None]
-) -> tuple[list[OwnImage], list[LeftOut]]:
-    """Return the images that can be decoded, and all files that are left out."""
-    paths = list(dict.fromkeys(image.path for image in source.images))
+def _faulty(images: Sequence[Path], processes: int, progress: Callable[[int, int], None]) -> dict[Path, LeftOut]:
+    """Return the images that cannot be decoded."""
+    paths, faulty = list(dict.fromkeys(images)), dict[Path, LeftOut]()
     faults = map_in_children(fault, paths, min(processes, -(-len(paths) // CHUNK)), CHUNK)
-    faulty: dict[Path, LeftOut] = {}
     for done, (path, left_out) in enumerate(zip(paths, faults, strict=True), start=1):
         if left_out is not None:
             faulty[path] = left_out
         progress(done, len(paths))
-    return [image for image in source.images if image.path not in faulty], [*source.left_out, *faulty.values()]
+    return faulty
 
 
 def fault(path: Path) -> LeftOut | None:
@@ -248,9 +215,9 @@ def fault(path: Path) -> LeftOut | None:
     return None
 
 
-def _encoded(images: Sequence[OwnImage]) -> Iterator[bytes]:
-    files = ImageFiles([ImageFile(image.path) for image in images])
-    return map(files.encoded, range(len(files)))
+def _encoded(rows: Sequence[tuple[Path, T]]) -> Iterator[tuple[bytes, T]]:
+    files = ImageFiles([ImageFile(path) for path, _ in rows])
+    return ((files.encoded(number), label) for number, (_, label) in enumerate(rows))
 
 
 def _summary(left_out: Sequence[LeftOut]) -> str:
@@ -259,8 +226,7 @@ def _summary(left_out: Sequence[LeftOut]) -> str:
     return f" (left out: {number_of(len(left_out), 'file')}, {shown})" if left_out else ""
 
 
-def _written(made: WrittenDataset) -> WrittenDataset:
-    """Check that an evaluation can open the dataset, and list the files that are left out in left_out.tsv."""
-    open_tar_dataset(made.folder.parent, made.folder.name)
-    write_left_out(made.left_out, made.folder)
-    return made
+def _opened(folder: Path, left_out: Sequence[LeftOut]) -> EvaluationDataset:
+    """Open the dataset as an evaluation does, and list the files that are left out in left_out.tsv."""
+    write_left_out(left_out, folder)
+    return open_tar_dataset(folder.parent, folder.name)

@@ -110,9 +110,9 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
         # Hard negatives: the next names in Unicode's order, in which similar pictures follow each other.
         hard = [names[(place + step) % len(names)] for step in range(1, min(4, len(names)))]
         pairs[place] = replace(pair, captions=captions, facts={**pair.facts, "hard": hard})
-    shards = writer.ShardWriter(1000, shuffle_seed=0, shortest_side=None).write(pairs, folder / "train")
-    if shards.left_out:
-        raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
+    _, left_out = writer.ShardWriter(1000, shuffle_seed=0, shortest_side=None).write(pairs, folder / "train")
+    if left_out:
+        raise ConfigError(f"a picture cannot be used: {left_out[0]}")
     table, downstream = folder / f"{judge}.csv", folder / "downstream"
     for dataset, column in (("names", name), ("groups", group)):
         source = own.table_of_classes(table, image, column, None)

@@ -404,9 +404,9 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
         }  # fmt: skip
         pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
     shard_writer = writer.ShardWriter(1000, shuffle_seed=0, shortest_side=None, processes=processes)
-    shards = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
-    if shards.left_out:
-        raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
+    _, left_out = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
+    if left_out:
+        raise ConfigError(f"a picture cannot be used: {left_out[0]}")
 
 
 def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Drawing]]) -> None:
@@ -416,7 +416,7 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
         return io.below(pictures, f"{drawing.uid}.png")
 
     def classes(name: str, part: Iterable[tuple[Drawing, str]]) -> None:
-        images = [own.OwnImage(path(drawing), class_name=text) for drawing, text in part]
+        images = [own.OwnImage(path(drawing), "test", text) for drawing, text in part]
         names = {image.class_name for image in images}
         if len(names) > 1:
             own.make_classification(own.Source(images, names), io.below(folder, name), ["{c}"], "top1")
@@ -447,8 +447,7 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
         hands_of[drawing.group].add(drawing.hand)
     labels("several", ((one, [one.group]) for one in new if len(hands_of[one.group]) > 1))
     if seen:
-        captioned = own.Source([own.OwnImage(path(one), captions=tuple(one.captions)) for one in seen])
-        own.make_retrieval(captioned, io.below(folder, "pairs"))
+        own.make_retrieval([writer.Pair(path(one), one.captions) for one in seen], io.below(folder, "pairs"))
     write_canvases(io.below(folder, "canvas"), [one for one in seen if one.hand in EMOJI], path)
     facts = {
         name: {"pictures": len(part), "things": len({one.group for one in part}), "digest": split_digest(part)}

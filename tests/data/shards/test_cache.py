@@ -13,6 +13,7 @@ import torch
 
 from clipzoo.data.locations import MISSING, ShardCache, states
 from clipzoo.errors import ConfigError
+from clipzoo.io import WriteError
 from tests.support.disks import small_disk
 from tests.support.shards import batches_of, opened, write_numbered
 
@@ -126,13 +127,13 @@ def test_a_cache_smaller_than_a_shard_does_not_change_a_run(tmp_path):
 @pytest.mark.parametrize("command", ["pipe:head -c 3000000 /dev/zero", "memory://bucket/large"])
 def test_a_cache_that_cannot_be_written_ends_the_run_with_the_keys_to_change(bucket, tmp_path, command):
     fsspec.filesystem("memory").pipe("/bucket/large", bytes(3_000_000))
-    message = "cannot be written: the disk is full; free some space, or set data.cache_folder"
+    message = r"disk/cache: No space left on device \(0.0 MB free .* command again, or set data.cache_folder or a lower"
     with small_disk(tmp_path / "disk", size="1m") as disk:
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(WriteError, match=message):
             ShardCache(str(disk / "cache"), 1.0).open(command)
         assert not list((disk / "cache").glob("[!.]*")) and not list((disk / "cache").glob("*.part"))
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+    with pytest.raises(WriteError, match="Not a directory.* or set data.cache_folder"):
         ShardCache(str(tmp_path / "file" / "cache"), 1.0).open("pipe:printf shard")
 
 

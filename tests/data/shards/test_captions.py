@@ -32,8 +32,8 @@ def test_the_facts_name_and_the_writer_omits_the_captions_that_training_replaces
     facts = sample_facts(write_shard(tmp_path / "in" / "0.tar", samples).parent).table(0)
     assert facts["fault"].to_pylist() == ["empty_caption"] * len(EMPTY) + [None]
     pairs = [Pair(image, [caption]) for caption in captions]
-    written = ShardWriter(100, shuffle_seed=None, shortest_side=None).write(pairs, tmp_path / "out")
-    assert written.left_out == [LeftOut(image, "empty_caption", "the caption has no letter or digit")] * len(EMPTY)
+    _, left_out = ShardWriter(100, shuffle_seed=None, shortest_side=None).write(pairs, tmp_path / "out")
+    assert left_out == [LeftOut(image, "empty_caption", "the caption has no letter or digit")] * len(EMPTY)
 
 
 def test_the_expected_number_of_equal_captions_is_the_mean_over_all_batches():

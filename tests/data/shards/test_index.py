@@ -15,7 +15,7 @@ from clipzoo.data.index import ShardScans, load_or_build
 from clipzoo.data.locations import ShardCache, parse_sources
 from clipzoo.data.maps.engines import UnfinishedError
 from clipzoo.data.tables.selection import DATASET, stored_fingerprint
-from clipzoo.data.tar import TARS, scan_shard
+from clipzoo.data.tar import TARS, TarRules
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError
 from tests.support import damage
@@ -47,11 +47,8 @@ def test_ids_lead_to_bytes_and_keys(tmp_path):
 def test_only_new_and_changed_shards_are_read(tmp_path, monkeypatch):
     folder = write_numbered(tmp_path, [3, 2, 4])
     first = build(folder)
-    read = []
-    monkeypatch.setattr(
-        "clipzoo.data.tar.scan_shard",
-        lambda path, *key: read.append(Path(path).name) or scan_shard(path, *key),
-    )
+    read, scan = [], TarRules.scan
+    monkeypatch.setattr(TarRules, "scan", lambda *work: read.append(Path(work[-1]).name) or scan(*work))
     assert build(folder).fingerprint == first.fingerprint and read == []
     write_shard(folder / "00001.tar", numbered(50, 6))
     changed = build(folder)
@@ -189,15 +186,6 @@ def test_a_damaged_shard_is_an_error_or_counted_and_logged(tmp_path, damage):
     assert f"about {40 - data.samples} samples are lost" in line["reason"]
 
 
-def test_stats_of_img2dataset_state_how_many_samples_a_shard_should_hold(tmp_path):
-    folder = write_numbered(tmp_path / "s", [10, 10, 0])
-    (folder / "00002_stats.json").write_text(json.dumps({"successes": 0}))
-    opened(folder)
-    (folder / "00002_stats.json").write_text(json.dumps({"successes": 5}))
-    with pytest.raises(ConfigError, match="20.00%"):
-        opened(folder)
-
-
 def test_shards_without_an_intact_one_and_without_any_are_errors_and_mistyped_ones_leave_no_files_behind(tmp_path):
     shard = write_numbered(tmp_path / "cut", [50]) / "00000.tar"
     os.truncate(shard, shard.stat().st_size - 11_000)
@@ -261,14 +249,8 @@ def test_a_damaged_index_is_named_and_built_again(tmp_path, caplog, kind, suffix
     assert build(folder).fingerprint == first.fingerprint and not caplog.text
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"count": -1}, {"count": 10**30}, {"digest": 3}, {"state": []}, {"state": "now"}, {"more": 1},
-        {"count": 2**62}, {"key_start": 2**62}, {"name": "x"}, {"count": True},
-    ],
-)  # fmt: skip
-def test_a_table_with_rows_of_another_form_is_named_and_built_again(tmp_path, caplog, changes):
+@pytest.mark.parametrize("changes", [{"count": -1}, {"digest": "0"}, {"state": []}, {"more": 1}, {"name": "x"}])
+def test_a_table_that_differs_from_its_digest_is_named_and_built_again(tmp_path, caplog, changes):
     folder = write_numbered(tmp_path, [3])
     first = build(folder)
     (path,) = (folder / "index").glob("*.json")
@@ -276,19 +258,7 @@ def test_a_table_with_rows_of_another_form_is_named_and_built_again(tmp_path, ca
     table["shards"][0] |= changes
     path.write_text(json.dumps(table))
     assert build(folder).fingerprint == first.fingerprint
-    assert f"{path} does not describe the shards: the index is built again" in caplog.text
-
-
-@pytest.mark.parametrize("kind", damage.KINDS)
-def test_damaged_statistics_beside_a_shard_count_as_none(tmp_path, caplog, kind):
-    folder = write_numbered(tmp_path, [5, 5, 5])
-    (folder / "00001.tar").write_bytes(b"")
-    stats = folder / "00001_stats.json"
-    stats.write_text('{"successes": 5}')
-    kind(stats)
-    with pytest.raises(ConfigError, match="data.shards lacks about 33.33% of its samples"):
-        opened(str(folder))
-    assert "00001_stats.json" in caplog.text
+    assert f"{path} differs from its digest: the index is built again" in caplog.text
 
 
 def test_a_disk_that_is_too_full_for_the_index_is_named(tmp_path):
@@ -298,4 +268,4 @@ def test_a_disk_that_is_too_full_for_the_index_is_named(tmp_path):
         fill(disk)
         with pytest.raises(WriteError, match=r"disk/index/.*: No space left on device \(0.0 MB free on its disk\)"):
             load_or_build(shards, CACHE, [disk / "index"])
-        assert not list((disk / "index").iterdir())
+        assert not [path for path in (disk / "index").rglob("*") if path.is_file()]

@@ -7,8 +7,13 @@ import tarfile
 
 import pytest
 
-from clipzoo.data.tar import list_members, scan_shard
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.tar import TARS, list_members
 from tests.support.shards import numbered, write_shard
+
+
+def scanned(path):
+    return TARS.scan(ShardCache(None, 1.0), None, str(path))
 
 
 def members(path):
@@ -41,7 +46,7 @@ def test_links_and_folders_are_ignored_and_outside_paths_are_only_labels(tmp_pat
             entry = tarfile.TarInfo(name)
             entry.size = 4
             archive.addfile(entry, io.BytesIO(b"text"))
-    scan = scan_shard(str(path))
+    scan = scanned(path)
     assert scan.keys == ["/etc/passwd", "../../outside"] and scan.flaw is None
     assert (scan.records["txt_size"] == 4).all() and (scan.records["image_offset"] == 0).all()
 
@@ -49,17 +54,17 @@ def test_links_and_folders_are_ignored_and_outside_paths_are_only_labels(tmp_pat
 def test_archives_of_gnu_tar_and_archives_joined_end_to_end_are_read(tmp_path):
     one, two = write_shard(tmp_path / "1.tar", numbered(0, 3)), write_shard(tmp_path / "2.tar", numbered(3, 2))
     (tmp_path / "both.tar").write_bytes(one.read_bytes() + two.read_bytes())
-    assert scan_shard(str(tmp_path / "both.tar")).keys == [f"{i:06d}" for i in range(5)]
+    assert scanned(tmp_path / "both.tar").keys == [f"{i:06d}" for i in range(5)]
     for gap in (3 * 2**20 + 512, 10**12):  # a hole, which is not read
         with (tmp_path / "both.tar").open("wb") as file:
             file.write(one.read_bytes())
             file.seek(-(-gap // 512) * 512, os.SEEK_CUR)
             file.write(two.read_bytes())
-        assert scan_shard(str(tmp_path / "both.tar")).keys == [f"{i:06d}" for i in range(5)]
+        assert scanned(tmp_path / "both.tar").keys == [f"{i:06d}" for i in range(5)]
     for name in ("a.jpg", "a.txt", "b.jpg"):
         (tmp_path / name).write_bytes(b"x" * 1000)
     subprocess.run(["tar", "cf", "s.tar", "./a.jpg", "./b.jpg", "./a.txt"], cwd=tmp_path, check=True)
-    scan = scan_shard(str(tmp_path / "s.tar"))
+    scan = scanned(tmp_path / "s.tar")
     assert scan.keys == ["./a", "./b"] and scan.flaw is None and scan.records["txt_size"].tolist() == [1000, 0]
 
 
@@ -69,7 +74,7 @@ def test_members_join_by_key_anywhere_in_the_shard_and_repeated_keys_are_separat
         ("b", {"txt": b"two", "cls": b"9"}), ("README", {"md": b"no sample"}),
         ("c", {"webp": b"4", "jpg": b"55555", "txt": b"three"}),
     ]  # fmt: skip
-    scan = scan_shard(str(write_shard(tmp_path / "s.tar", samples)))
+    scan = scanned(write_shard(tmp_path / "s.tar", samples))
     assert scan.keys == ["a", "b", "a", "c"]
     assert scan.records["image_size"].tolist() == [1, 1, 2, 1]
     assert scan.records["txt_size"].tolist() == [3, 3, 5, 5]
@@ -78,24 +83,24 @@ def test_members_join_by_key_anywhere_in_the_shard_and_repeated_keys_are_separat
 @pytest.mark.parametrize("length", [0, 100, 512, 2000, 5_000, 20_000])
 def test_a_truncated_shard_yields_its_complete_samples_and_a_flaw(tmp_path, length):
     whole = write_shard(tmp_path / "s.tar", numbered(0, 20))
-    keys = scan_shard(str(whole)).keys
+    keys = scanned(whole).keys
     (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[:length])
-    scan = scan_shard(str(tmp_path / "cut.tar"))
+    scan = scanned(tmp_path / "cut.tar")
     assert scan.flaw is not None and keys[: len(scan.keys)] == scan.keys and len(scan.keys) < 20
 
 
 def test_files_that_are_not_tars_are_described(tmp_path):
     (tmp_path / "page.tar").write_text("<html>404</html>" * 100)
-    assert scan_shard(str(tmp_path / "page.tar")).flaw == "not a tar archive"
+    assert scanned(tmp_path / "page.tar").flaw == "not a tar archive"
     write_shard(tmp_path / "s.tar.gz", numbered(0, 2))
     with tarfile.open(tmp_path / "z.tar", "w:gz") as archive:
         archive.add(tmp_path / "page.tar")
-    assert "gzip" in scan_shard(str(tmp_path / "z.tar")).flaw
+    assert "gzip" in scanned(tmp_path / "z.tar").flaw
     broken = bytearray(write_shard(tmp_path / "b.tar", numbered(0, 5)).read_bytes())
     offset = members(tmp_path / "b.tar")[0][6].offset - 512
     broken[offset + 10] ^= 1
     (tmp_path / "b.tar").write_bytes(broken)
-    scan = scan_shard(str(tmp_path / "b.tar"))
+    scan = scanned(tmp_path / "b.tar")
     assert "no tar header" in scan.flaw and len(scan.keys) == 2
 
 
@@ -109,7 +114,7 @@ def test_an_invalid_size_in_a_header_ends_the_list_of_members(tmp_path, stated):
     damaged[header + 148 : header + 156] = b" " * 8
     damaged[header + 148 : header + 156] = b"%06o\0 " % sum(damaged[header : header + 512])
     path.write_bytes(damaged)
-    scan = scan_shard(str(path))
+    scan = scanned(path)
     assert scan.flaw is not None and scan.flaw.startswith(("damaged tar header", "truncated")) and len(scan.keys) == 2
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from clipzoo.data.faults import LeftOut
+from clipzoo.data.write import Pair, pairs_from_folder
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
@@ -26,19 +28,23 @@ def put(path: Path, content: bytes | None = None, number: int = 0, kind: str = "
     return path
 
 
-def classified(source: own.Source, folder: Path) -> own.WrittenDataset:
+def classified(source: own.Source, folder: Path):
     return own.make_classification(source, folder, TEMPLATES, "top1")
 
 
-def kinds(made: own.WrittenDataset) -> dict[str, str]:
-    return {entry.path.name: entry.kind for entry in made.left_out}
+def kinds(left_out: list[LeftOut]) -> dict[str, str]:
+    return {entry.path.name: entry.kind for entry in left_out}
+
+
+def sizes(dataset) -> dict[str, int]:
+    return {split: len(part) for split, part in dataset.splits.items()}
 
 
 def test_folders_of_classes_become_a_dataset_that_evaluation_opens(tmp_path: Path) -> None:
     for number, name in enumerate(["red_flag", "blue", "red_flag/album"]):
         put(tmp_path / "in" / name / f"p{number}.png", number=number)
-    made = classified(own.class_folders(tmp_path / "in"), tmp_path / "sets" / "flags")
-    assert (made.samples, made.classes, made.probed, made.left_out) == ({"test": 3}, 2, False, [])
+    made, left_out = classified(own.class_folders(tmp_path / "in"), tmp_path / "sets" / "flags")
+    assert (sizes(made), left_out) == ({"test": 3}, [])
     dataset = open_benchmark("flags", tmp_path / "sets", "slip")
     assert (dataset.class_names, dataset.templates) == (["blue", "red flag"], TEMPLATES)
     test = dataset.splits["test"]
@@ -50,9 +56,9 @@ def test_folders_of_classes_become_a_dataset_that_evaluation_opens(tmp_path: Pat
 def test_folders_called_train_and_test_are_splits_and_a_linear_probe_is_possible(tmp_path: Path) -> None:
     for number, part in enumerate(["train/a", "train/b", "test/a", "test/b", "train/c"]):
         put(tmp_path / "in" / part / "p.png", number=number)
-    made = classified(own.class_folders(tmp_path / "in"), tmp_path / "letters")
-    assert made.samples == {"train": 2, "test": 2} and made.probed
-    assert ([entry.kind for entry in made.left_out], made.empty_classes) == (["class_without_test"], ["c"])
+    made, left_out = classified(own.class_folders(tmp_path / "in"), tmp_path / "letters")
+    assert sizes(made) == {"train": 2, "test": 2} and made.splits["train"].labels == [0, 1]
+    assert ([entry.kind for entry in left_out], made.class_names) == (["class_without_test"], ["a", "b"])
     with pytest.raises(
         ConfigError, match="folders test, train, valid: splits are called train, val and test, and need"
     ):
@@ -71,12 +77,12 @@ def test_every_file_that_is_left_out_is_counted_and_named(tmp_path: Path) -> Non
     }.items():  # fmt: skip
         put(tmp_path / "in" / path, content)
     (tmp_path / "in" / "d").mkdir()
-    made = classified(own.class_folders(tmp_path / "in"), tmp_path / "set")
-    assert kinds(made) == {
+    made, left_out = classified(own.class_folders(tmp_path / "in"), tmp_path / "set")
+    assert kinds(left_out) == {
         "cut.png": "undecodable_image", "empty.jpg": "empty_image", "drawing.svg": "no_image_file",
         "text.jpg": "undecodable_image", "loose.png": "no_class",
     }  # fmt: skip
-    assert (made.samples, made.empty_classes) == ({"test": 2}, ["c", "d"])
+    assert (sizes(made), made.class_names) == ({"test": 2}, ["a", "b"])
     lines = (tmp_path / "set" / "left_out.tsv").read_text().splitlines()
     assert lines[0] == "file\tkind\treason" and len(lines) == 6
     assert f"{tmp_path / 'in' / 'b' / 'cut.png'}\tundecodable_image\t" in "\n".join(lines)
@@ -100,9 +106,9 @@ def test_a_table_of_classes_has_splits_and_names_rows_that_cannot_be_used(tmp_pa
     )
     for number in range(3):
         put(tmp_path / f"x{number}.png", number=number)
-    made = classified(own.table_of_classes(table, "file", "name", "part"), tmp_path / "animals")
+    _, left_out = classified(own.table_of_classes(table, "file", "name", "part"), tmp_path / "animals")
     assert open_benchmark("animals", tmp_path, "slip").class_names == ["owl bird", "sea_lion"]
-    assert kinds(made) == {"x2.png": "no_class", "x9.png": "missing_file"}
+    assert kinds(left_out) == {"x2.png": "no_class", "x9.png": "missing_file"}
     table.write_text("file,name,part\nx0.png,a,dev\n")
     with pytest.raises(ConfigError, match=r"table.csv has the split 'dev' for x0.png: splits are train, val, test"):
         own.table_of_classes(table, "file", "name", "part")
@@ -113,13 +119,13 @@ def test_captions_come_from_the_lines_of_a_file_or_the_rows_of_a_table(tmp_path:
         put(tmp_path / "in" / f"p{number}.png", number=number)
         if text is not None:
             (tmp_path / "in" / f"p{number}.txt").write_text(text)
-    made = own.make_retrieval(own.captioned_folder(tmp_path / "in"), tmp_path / "lines")
-    assert kinds(made) == {"p2.png": "empty_caption", "p3.png": "no_caption_file"}
+    pairs, others = pairs_from_folder(tmp_path / "in", "all")
+    _, left_out = own.make_retrieval(pairs, tmp_path / "lines", others=others)
+    assert kinds(left_out) == {"p2.png": "empty_caption", "p3.png": "missing_caption"}
     (tmp_path / "in" / "t.tsv").write_text(
         "f\tc\tsplit\np0.png\tone\ttest\np1.png\ttwo\ttest\np0.png\tune\ttest\np3.png\tx\ttrain"
     )
-    source = own.table_of_captions(tmp_path / "in" / "t.tsv", "f", "c", "split")
-    assert own.make_retrieval(source, tmp_path / "rows").captions == 3
+    own.make_retrieval(own.table_of_captions(tmp_path / "in" / "t.tsv", "f", "c", "split"), tmp_path / "rows")
     for name in ("lines", "rows"):
         dataset = open_benchmark(name, tmp_path, "slip")
         assert (dataset.captions, dataset.caption_image) == (["one", "une", "two"], [0, 0, 1])
@@ -129,8 +135,8 @@ def test_a_dataset_without_images_or_classes_is_not_written(tmp_path: Path) -> N
     put(tmp_path / "in" / "a" / "bad.png", b"no image")
     with pytest.raises(ConfigError, match=r"set needs at least two classes and has 0 \(left out: 1 file, .*bad\.png: "):
         classified(own.class_folders(tmp_path / "in"), tmp_path / "set")
-    with pytest.raises(ConfigError, match=r"set has no image \(left out: 1 file, .*bad\.txt is missing"):
-        own.make_retrieval(own.captioned_folder(tmp_path / "in"), tmp_path / "set")
+    with pytest.raises(ConfigError, match=r"set has no image \(left out: 1 file, .*bad\.png: "):
+        own.make_retrieval([Pair(tmp_path / "in" / "a" / "bad.png", ["a caption"])], tmp_path / "set")
     with pytest.raises(ConfigError, match="bad has no folder: put the images of each class"):
         (tmp_path / "bad").mkdir()
         own.class_folders(tmp_path / "bad")
@@ -159,8 +165,8 @@ def test_processes_find_the_same_faults_and_progress_is_reported(tmp_path: Path)
     together = own.make_classification(
         source, tmp_path / "together", TEMPLATES, "top1", 2, lambda done, total: calls.append((done, total))
     )
-    for made in (alone, together):
-        assert (made.samples, kinds(made)) == ({"test": 59}, {"7.png": "undecodable_image"})
+    for made, left_out in (alone, together):
+        assert (sizes(made), kinds(left_out)) == ({"test": 59}, {"7.png": "undecodable_image"})
     assert calls[-1] == (60, 60)
 
 
