@@ -142,6 +142,7 @@ def joins(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str
 
 
 TABLES = "a table of the user's own names images anywhere on the disk; they are read only as images"
+DIGEST = "a digest that the code has computed"
 LABEL = "the name of a sample in messages and left_out.tsv, which is never opened"
 OPTIONS = "options of the command line, in folders of configurations"
 INSTALLED = "files of an installed package, named by the catalogue"
@@ -155,6 +156,9 @@ TRUSTED = {
     ("config/groups.py", "folder / name"): OPTIONS,
     ("config/groups.py", "folder / path"): OPTIONS,
     ("cli/data.py", "partial / shard_folder.relative_to(options.output)"): "no name, or held_out",
+    ("data/index.py", "folder / f'{name}-{content.hexdigest()[:12]}.bin'"): DIGEST,
+    ("data/index.py", "folder / f'{name}.json'"): DIGEST,
+    ("data/tables/selection.py", "open_folder(folders, index.locations[0]) / files[0].name"): DIGEST,
     ("data/write.py", "Path(self.index.shards[shard].name, self.index.keys(shard)[position])"): LABEL,
     ("data/write.py", "table.parent / image"): TABLES,
     ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
@@ -259,6 +263,7 @@ READERS = {
     "report/frame.py": OWN,
     "data/locations.py": "without waiting; the size is compared",
     "data/index.py": "verified when it was loaded, or just written",
+    "data/tables/selection.py": "weights that it has written; their number is compared",
     "training/tuned.py": CACHE,
     "training/profile.py": "the trace that it has just written",
     "training/loggers.py": "pictures that the report has just written",
@@ -285,7 +290,6 @@ WRITERS = {
     "distributed/launch.py": "the null device",
     "cli/doctor.py": "the null device",
     "distributed/watchdog.py": "stacks and collectives of a process that is about to end",
-    "data/index.py": "an empty probe, removed at once",
     "data/write.py": IN_WHOLE,
     "runs/store.py": "copies that are removed after their upload",
     "training/profile.py": "torch's own trace; the summary of it is written whole",
