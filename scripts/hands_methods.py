@@ -6,9 +6,10 @@ python scripts/hands_methods.py clip --set encoder=tiny optim.schedule.start=nul
 python scripts/hands_tables.py runs/hands_methods/*               their rows
 
 Towers, objectives, optimizers and schedules are those of the experiments hands/NAME, with smaller batches and half of
-the learning rate (SMALL). Reading and decoding cost as much as such small models, so pictures are decoded once, at LARGE pixels, and each
-step takes random squares of 32 pixels and one of the captions of each sample. --open-clip trains CLIP, of a vision
-transformer, with open_clip's `train_one_epoch`, loss and schedule instead, from the same weights on the same batches.
+the learning rate (SMALL). Reading and decoding cost as much as such small models, so pictures are decoded once, at
+LARGE pixels, and each step takes random squares of 32 pixels and one of the captions of each sample. --open-clip trains
+CLIP, of a vision transformer, with open_clip's `train_one_epoch`, loss and schedule instead, from the same weights on
+the same batches.
 Finished runs are kept: <output>/LABEL_seedN has predictions and results.json.
 """
 

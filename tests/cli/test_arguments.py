@@ -117,7 +117,7 @@ def test_results_never_go_onto_an_input(line, folders, monkeypatch, capsys):
 
 
 def test_a_word_that_names_no_file_is_not_an_input(folders, monkeypatch, capsys):
-    assert "runs/none" in _message("export runs/none --to hub --output hub".split(), monkeypatch, capsys)
+    assert "runs/none" in _message(["export", "runs/none", "--to", "hub", "--output", "hub"], monkeypatch, capsys)
 
 
 def _message(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
