@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import numpy as np
@@ -116,6 +117,20 @@ def test_the_same_command_reads_no_image_again_and_another_setting_does(shards, 
     numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
     assert numbers["usable samples"] == 0 and numbers["unusable samples"]["enormous_image"] == COUNT + 6
     assert len(list((tmp_path / "look" / "maps").iterdir())) == 4
+
+
+def test_a_picture_that_was_damaged_since_it_was_read_is_named(tmp_path, caplog):
+    write_shard(
+        tmp_path / "a.tar", [sample(seed, jpeg(texture(seed)), f"number {seed}", f"u{seed}") for seed in range(3)]
+    )
+    run_command("look", tmp_path, "--on", "local:1")
+    content, times = (tmp_path / "a.tar").read_bytes(), (tmp_path / "a.tar").stat()
+    picture = jpeg(texture(1))
+    (tmp_path / "a.tar").write_bytes(content.replace(picture, bytes(len(picture))))
+    os.utime(tmp_path / "a.tar", ns=(times.st_atime_ns, times.st_mtime_ns))
+    run_command("look", tmp_path, "--on", "local:1")
+    assert "a.tar, sample 1, was damaged since it was read" in caplog.text
+    assert "number 1" in (tmp_path / "clipzoo_look" / "index.html").read_text()
 
 
 def test_tables_and_folders_are_looked_at_as_shards_are(tmp_path):
