@@ -223,8 +223,8 @@ def _claims(claims: Sequence[Verdict]) -> Section:
     pictures = []
     if len(budgets) > 1:
         text.append(
-            "In the figure, green points hold, red ones are opposites that hold, and the warm-up does not fit at hollow "
-            f"ones. Signs that change with the budget, both intervals without zero: {'; '.join(crossed) or 'none'}."
+            "In the figure, green points hold, at red ones the opposite does, and at hollow ones the warm-up does not fit. "
+            f"Signs that change with the budget, both intervals without zero: {'; '.join(crossed) or 'none'}."
         )
         pictures = [Picture("differences over budgets", claims_figure(claims), file="budgets.png")]
     table = text_table(labels, rows, left=len(labels), wrap=True)
