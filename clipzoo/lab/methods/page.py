@@ -223,8 +223,9 @@ def _claims(claims: Sequence[Verdict]) -> Section:
     pictures = []
     if len(budgets) > 1:
         text.append(
-            "In the figure, green points hold, at red ones the opposite does, and at hollow ones the warm-up does not fit. "
-            f"Signs that change with the budget, both intervals without zero: {'; '.join(crossed) or 'none'}."
+            "In the figure, claims hold at green points and their opposites at red ones; at hollow ones the warm-up does "
+            "not fit. Signs that change with the budget, both intervals without zero: "
+            f"{'; '.join(crossed) or 'none'}."
         )
         pictures = [Picture("differences over budgets", claims_figure(claims), file="budgets.png")]
     table = text_table(labels, rows, left=len(labels), wrap=True)
