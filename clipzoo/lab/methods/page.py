@@ -223,8 +223,8 @@ def _claims(claims: Sequence[Verdict]) -> Section:
     pictures = []
     if len(budgets) > 1:
         text.append(
-            "In the figure, claims hold at green points and their opposites at red ones; at hollow ones the warm-up does "
-            "not fit. Signs that change with the budget, both intervals without zero: "
+            "In the figure, claims hold at green points and their opposites at red ones; at hollow ones the warm-up "
+            "does not fit. Signs that change with the budget, both intervals without zero: "
             f"{'; '.join(crossed) or 'none'}."
         )
         pictures = [Picture("differences over budgets", claims_figure(claims), file="budgets.png")]
