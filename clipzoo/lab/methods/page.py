@@ -223,7 +223,8 @@ def _claims(claims: Sequence[Verdict]) -> Section:
     pictures = []
     if len(budgets) > 1:
         text.append(
-            "Differences whose sign changes with the budget, both intervals without zero: "
+            "In the figure, claims hold at green points and their opposites at red ones; at hollow ones the warm-up "
+            "does not fit. Signs that change with the budget, both intervals without zero: "
             f"{'; '.join(crossed) or 'none'}."
         )
         pictures = [Picture("differences over budgets", claims_figure(claims), file="budgets.png")]
@@ -602,15 +603,16 @@ def claims_figure(claims: Sequence[Verdict]) -> Figure:
     groups = [list(group) for _, group in itertools.groupby(claims, key=lambda item: id(item.claim))]
     figure, axes = tiles(len(groups), 4, 3, 2.1)
     for panel, group in zip(axes, groups, strict=True):
-        claim = group[0].claim
-        for item in group:
-            if item.measured:
-                interval, fill = item.measured.interval, "full" if item.steps >= claim["warmup"] else "none"
-                shade = {VERDICTS[0]: RIGHT, VERDICTS[1]: WRONG}.get(item.verdict, MUTED)
-                panel.plot([item.steps] * 2, [interval.low, interval.high], color=shade, linewidth=2)
-                panel.plot(item.steps, interval.estimate, "o", color=shade, markersize=6, fillstyle=fill)
+        claim, shown = group[0].claim, [(item, item.measured.interval) for item in group if item.measured]
+        panel.plot([item.steps for item, _ in shown], [interval.estimate for _, interval in shown], color=MUTED)
+        for item, interval in shown:
+            fill = "full" if item.steps >= claim["warmup"] else "none"
+            shade = {VERDICTS[0]: RIGHT, VERDICTS[1]: WRONG}.get(item.verdict, MUTED)
+            panel.plot([item.steps] * 2, [interval.low, interval.high], color=shade, linewidth=2)
+            panel.plot(item.steps, interval.estimate, "o", color=shade, markersize=6, fillstyle=fill)
         panel.axhline(0, color=INK, linewidth=1)
         panel.set_xscale("log")
+        panel.set_xlim(group[0].steps / 1.3, group[-1].steps * 1.3)
         panel.set_xticks([item.steps for item in group], [f"{item.steps:,}" for item in group])
         panel.minorticks_off()
         title = f"{claim['better']}\n- {claim['than']}"
