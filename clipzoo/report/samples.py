@@ -175,16 +175,16 @@ def _tiles(work: SampleFacts, samples: pd.DataFrame, numbers: Any) -> list[Tile]
         notes = [f"{row.tokens} tokens, {row.width} x {row.height}" for row in rows]
         notes += [f"similarity {row.similarity:.3g}" for row in rows if "similarity" in row]
         captions = [shorten(row.caption, CAPTION_COLUMNS // len(rows)) for row in rows]
-        pictures = [picture for number in numbers_of_tile for picture in _picture(work, int(number))]
+        pictures = [picture for number in numbers_of_tile for picture in map(_jpeg, _images(work, int(number)))]
         tiles.append(Tile(pictures, " | ".join(captions), " | ".join(notes)))
     return tiles
 
 
-def _picture(work: SampleFacts, sample: int) -> list[bytes]:
-    """A JPEG of a sample; none, and a warning, if its shard was damaged after it had been read."""
+def _images(work: SampleFacts, sample: int) -> list[Image.Image]:
+    """The image of a sample; none, and a warning, if its shard was damaged after it had been read."""
     shard, row = work.index.locate(sample)
     try:
-        return [_jpeg(decode(work.reader.sample(work.index, shard, row).image()))]
+        return [decode(work.reader.sample(work.index, shard, row).image())]
     except BadSampleError as error:
         logging.getLogger(__name__).warning(
             "%s, sample %d, was damaged since it was read: %s", work.index.shards[shard].name, row, error
@@ -236,7 +236,7 @@ def write_contamination(
             "training samples": len({sample for _, sample, _ in found}),
         }  # fmt: skip
         for image, sample, kind in found[: max(1, TILES // len(evaluation))]:
-            pair = [_jpeg(data.images[image]), *_picture(work, sample)]
+            pair = [_jpeg(picture) for picture in (data.images[image], *_images(work, sample))]
             tiles.append(Tile(pair, f"{name}, image {image} | {uids[sample]}", kind))
     io.write_json(output / "contamination.json", {"datasets": counts, "unreadable": faults})
     labels = ["dataset", *next(iter(counts.values()))]

@@ -20,7 +20,7 @@ from clipzoo.evaluation.datasets.readers import class_folders
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.evaluation.task import THUMBNAIL
-from clipzoo.report.samples import _image
+from clipzoo.report.samples import _images
 from clipzoo.training.diagnostics import write_examples
 from tests.support.shards import batches_of, opened, sample_facts, write_shard
 
@@ -153,7 +153,7 @@ def in_examples(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray
 
 def on_the_page_of_samples(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
     work = sample_facts(shard.parent)
-    return [np.asarray(_image(work, number)) for number in range(work.index.samples)]
+    return [np.asarray(_images(work, number)[0]) for number in range(work.index.samples)]
 
 
 def in_folders_of_classes(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:

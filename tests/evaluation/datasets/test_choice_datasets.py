@@ -176,7 +176,8 @@ def test_a_compositional_benchmark_is_read_as_distributed_and_converted(name, tm
     assert isinstance(converted, ChoiceDataset) and content(converted) == expected
     assert len(converted.images) == len(source.images)
     counted[name]["examples"] += 1
-    with pytest.raises(ConfigError, match=f"{name} has {len(expected)} examples?, not {len(expected) + 1}"):
+    count = len(expected)
+    with pytest.raises(ConfigError, match=rf"{name} has the wrong size: examples {count} \(not {count + 1}\)"):
         open_benchmark(name, tmp_path / "converted", "slip")
 
 

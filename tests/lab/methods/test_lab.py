@@ -240,7 +240,7 @@ def test_a_head_in_a_folder_of_options_is_searched_and_trained_with_trust_in_its
 def test_every_scale_of_a_lab_is_a_method_with_the_overrides_of_the_scale():
     lab = read_settings("scaling")
     (part,) = lab.comparisons
-    assert list(part.methods)[:2] == ["CLIP, 50 steps", "CLIP, 70 steps"] and len(part.methods) == len(lab.scales)
+    assert list(part.methods)[:2] == ["CLIP, 50 steps", "CLIP, 70 steps"] and len(part.methods) == 4 * len(lab.scales)
     assert "encoder.image_width=96" in part.methods["CLIP, width 96"]
     assert sum(line.startswith("encoder.image_width=") for line in part.methods["CLIP, width 8"]) == 1
 
