@@ -62,8 +62,9 @@ hands: $(STAMP)  ## fetch drawings by eleven hands with npm and apt-get, train C
 	@$(PY) -m clipzoo.cli hands
 	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=hands/clip
 	@$(PY) scripts/hands_tables.py runs/hands/clip
-	@test -d dist/hands || for format in hub onnx; do \
-	    $(PY) -m clipzoo.cli export runs/hands/clip --to $$format --output dist/hands/$$format || exit 1; \
+	@for format in hub onnx; do \
+	    test -d dist/hands/$$format || \
+	        $(PY) -m clipzoo.cli export runs/hands/clip --to $$format --output dist/hands/$$format || exit 1; \
 	done
 
 reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
