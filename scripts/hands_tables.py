@@ -55,7 +55,8 @@ def main() -> None:
     _print([["method", *(f"names, {name}" for name in TESTS)], *baseline_rows(splits, options.root)])
     if options.runs:
         _print([["runs", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
-        _print(claim_rows(options.runs))
+        if len(claims := claim_rows(options.runs)) > 1:
+            _print(claims)
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
