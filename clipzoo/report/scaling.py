@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from clipzoo.config.trust import is_within
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.report.figures import INK, colour, label, tiles
+from clipzoo.report.figures import colour, label, tiles
 from clipzoo.report.frame import columns_of, numbers
 from clipzoo.report.render import Cell, Table, text_table
 from clipzoo.report.statistics import Interval, ScalingFit, fit_power_law
@@ -243,10 +243,10 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
                     panel.plot(*zip(*points, strict=True), marker, color=shade, markerfacecolor=face, markersize=4,
                                label=prefix + text if text else None)  # fmt: skip
             grid = np.geomspace(curve.scales[0].x, curve.held_out.x, 40)
-            for fit, line, ink in zip(curve.laws, ("-", "--"), (shade, INK), strict=False):
+            for fit, line in zip(curve.laws, ("-", "--"), strict=False):
                 name = "law with a floor" if fit.law.floor else "power law"
                 values = [fit.law.value(float(x)) for x in grid]
-                panel.plot(grid, values, line, color=ink, linewidth=1.2, label=prefix + name)
+                panel.plot(grid, values, line, color=shade, linewidth=1.2, label=prefix + name)
             bands = [curve.laws[0].predicted(float(x), runs=len(curve.held_out.values)) for x in grid]
             ends = [band.low for band in bands], [band.high for band in bands]
             band_name = f"{prefix}95 % prediction interval"
