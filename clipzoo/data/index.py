@@ -163,8 +163,15 @@ def load_or_build(
                 yield row, scan.records, scan.keys
 
     parts = (folder := open_folder(folders, locations[0])) / f"{name}.parts"
-    run_map(work, parts, on)
-    index = write_index(folder, locations, name, rows(parts), {})
+    try:
+        run_map(work, parts, on)
+        index = write_index(folder, locations, name, rows(parts), {})
+    except io.WriteError:
+        # Another process that built the same index has written it and removed the parts.
+        new = load(name, locations, folders)
+        if new is None or (last_index and new.shards == last_index.shards):
+            raise
+        return load_or_build(locations, cache, folders, on, rules)
     shutil.rmtree(parts, ignore_errors=True)
     with suppress(OSError):  # not empty
         folder.rmdir()

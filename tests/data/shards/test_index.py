@@ -167,6 +167,25 @@ def test_all_ranks_get_the_same_index_and_the_same_error(tmp_path):
     assert "none of the shards holds a sample" in first[2] and "gone0.tar" in first[2]
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_index_that_another_process_finishes_meanwhile_is_taken(tmp_path, monkeypatch, is_known):
+    folder = write_numbered(tmp_path, [3, 2])
+    if is_known:
+        build(folder)
+        write_shard(folder / "00001.tar", numbered(50, 6))
+    others, flush = [], os.fsync
+
+    def flushed(file):  # with the file of a shard open, which the other process removes when it ends
+        monkeypatch.setattr(os, "fsync", flush)
+        others.append(build(folder))
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    index = build(folder)
+    assert index.shards == others[0].shards and index.samples == (9 if is_known else 5)
+    assert not list((folder / "index").glob("*.parts"))
+
+
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "no tar"])
 def test_a_damaged_shard_is_an_error_or_counted_and_logged(tmp_path, damage):
     folder = write_numbered(tmp_path / "s", [10, 10, 10, 10])
