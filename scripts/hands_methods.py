@@ -3,7 +3,8 @@
 python scripts/hands_methods.py clip kme --seeds 0 1 2            experiments hands/clip and hands/kme
 python scripts/hands_methods.py cloob --set head.hopfield_start=200 --label cloob_start_200
 python scripts/hands_methods.py clip --set encoder=tiny optim.schedule.start=null --label vit_open_clip --open-clip
-python scripts/hands_tables.py runs/hands_methods/*               their rows
+python scripts/hands_methods.py clip kme --steps 2036 --output runs/hands_methods_x10
+python scripts/hands_tables.py runs/hands_methods*/*              their rows
 
 Towers, objectives, optimizers and schedules are those of the experiments hands/NAME, with smaller batches and half of
 the learning rate (SMALL). Reading and decoding cost as much as such small models, so pictures are decoded once, at

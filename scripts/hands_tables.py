@@ -1,7 +1,8 @@
 """Measure baselines on the drawings of `clipzoo hands`, and print the tables of docs/benchmarks/hands.md.
 
 python scripts/hands_tables.py                            the data, the splits and the baselines
-python scripts/hands_tables.py runs/hands/*               with rows of finished runs; runs NAME_seedN share one
+python scripts/hands_tables.py runs/hands/*               with rows of finished runs; runs NAME_seedN of equal length
+                                                          share one
 python scripts/hands_tables.py --montage hands.png        and a page of pictures: things by hands
 
 Intervals are 95 % bootstrap intervals over things: all drawings of a thing are drawn together.
@@ -54,7 +55,7 @@ def main() -> None:
         montage(drawings, facts, options.root, options.montage)
     _print([["method", *(f"names, {name}" for name in TESTS)], *baseline_rows(splits, options.root)])
     if options.runs:
-        _print([["runs", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
+        _print([["runs", "steps", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
         if len(claims := claim_rows(options.runs)) > 1:
             _print(claims)
 
@@ -165,12 +166,12 @@ def _picture(root: Path, drawing: Drawing) -> Image.Image:
         return picture.convert("RGB")
 
 
-def by_name(folders: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return runs NAME_seedN by NAME."""
-    runs = defaultdict[str, list[Path]](list)
+def by_name(folders: Sequence[Path]) -> dict[tuple[str, int], list[Path]]:
+    """Return runs NAME_seedN by NAME and steps, in this order."""
+    runs = defaultdict[tuple[str, int], list[Path]](list)
     for folder in folders:
-        runs[re.sub(r"_seed\d+$", "", folder.name)].append(folder)
-    return runs
+        runs[re.sub(r"_seed\d+$", "", folder.name), int(RunRecord.read(folder).training["steps"])].append(folder)
+    return {key: runs[key] for key in sorted(runs)}
 
 
 def outcomes(seeds: Sequence[Path], test: str) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -187,7 +188,7 @@ def mean_accuracy(folder: Path) -> float:
 def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
     """Yield a row for the runs NAME_seedN of each name: mean top-1 accuracies, with intervals over things (of answers
     averaged over the seeds) and, of several runs, Student's t intervals over seeds."""
-    for name, seeds in by_name(folders).items():
+    for (name, steps), seeds in by_name(folders).items():
         records, cells = [RunRecord.read(folder) for folder in seeds], []
         for test in TESTS:
             labels, right = outcomes(seeds, test)
@@ -197,27 +198,30 @@ def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
                 cell += f"; seeds {value.low:.2f} to {value.high:.2f}"
             cells.append(cell)
         revisions = ", ".join(sorted({str(record.revision)[:8] for record in records}))
-        yield [f"`{name}`", str(len(seeds)), *cells, revisions]
+        yield [f"`{name}`", f"{steps:,}", str(len(seeds)), *cells, revisions]
 
 
 def claim_rows(folders: Sequence[Path]) -> list[list[str]]:
-    """Return the lab's claims about accuracy that these runs can judge, with their verdicts."""
-    runs, found = by_name(folders), dict[tuple[str, str], Verdict]()
+    """Return the lab's claims about accuracy that these runs can judge, with their verdicts at each length of runs."""
+    runs, found = by_name(folders), dict[tuple[str, str, int], Verdict]()
     for claim in read_settings("default").claims:
-        pair = claim["than"], claim["better"]
-        seeds = [runs.get(METHODS.get(method, ""), []) for method in pair]
-        # The lab has several claims about some pairs, on several worlds: here the first one is judged.
-        if claim["metric"] == "accuracy" and pair not in found and min(map(len, seeds)) > 1:
-            before, after = ([mean_accuracy(folder) for folder in side] for side in seeds)
-            steps = int(RunRecord.read(seeds[0][0]).training["steps"])
-            found[pair] = Verdict(claim, steps, seeds_difference("accuracy", "hands", pair[1], before, after))
+        than, better = claim["than"], claim["better"]
+        for steps in sorted({steps for _, steps in runs}):
+            seeds = [runs.get((METHODS.get(method, ""), steps), []) for method in (than, better)]
+            # The lab has several claims about some pairs, on several worlds: here the first one is judged.
+            if claim["metric"] == "accuracy" and (than, better, steps) not in found and min(map(len, seeds)) > 1:
+                before, after = ([mean_accuracy(folder) for folder in side] for side in seeds)
+                difference = seeds_difference("accuracy", "hands", better, before, after)
+                found[than, better, steps] = Verdict(claim, steps, difference)
     titles = "claim, source, compared, steps, seeds, difference and interval, p (Holm), here, what it takes"
-    rows = [titles.split(", ")]
+    rows, last = [titles.split(", ")], None
     measured = adjusted([item.measured for item in found.values() if item.measured])
-    for (than, better), item, difference in zip(found, found.values(), measured, strict=True):
+    for (than, better, steps), item, difference in zip(found, found.values(), measured, strict=True):
         verdict, value = replace(item, measured=difference), difference.interval.text("+.2f")
-        cells = f"{better} - {than}", f"{item.steps:,}", difference.basis, value, f"{difference.p:.2g}"
-        rows.append([item.claim["says"], item.claim["source"], *cells, verdict.verdict, verdict.power])
+        said = [item.claim["says"], item.claim["source"], f"{better} - {than}"] if item.claim is not last else [""] * 3
+        cells = f"{steps:,}", difference.basis, value, f"{difference.p:.2g}"
+        rows.append([*said, *cells, verdict.verdict, verdict.power])
+        last = item.claim
     return rows
 
 
