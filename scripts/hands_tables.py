@@ -3,6 +3,7 @@
 python scripts/hands_tables.py                            the data, the splits and the baselines
 python scripts/hands_tables.py runs/hands/*               with rows of finished runs; runs NAME_seedN of equal length
                                                           share one
+python scripts/hands_tables.py runs/* --claims claims.png  and the differences of the lab's claims over steps
 python scripts/hands_tables.py --montage hands.png        and a page of pictures: things by hands
 
 Intervals are 95 % bootstrap intervals over things: all drawings of a thing are drawn together.
@@ -22,8 +23,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.io import below, read_yaml
+from clipzoo.io.text import save_figure
 from clipzoo.lab.methods.lab import read_settings
-from clipzoo.lab.methods.page import Verdict
+from clipzoo.lab.methods.page import Verdict, claims_figure
 from clipzoo.lab.worlds import hands
 from clipzoo.lab.worlds.hands import Drawing, normalised, read_drawings, split_drawings
 from clipzoo.lab.worlds.packages import SOURCES, packages
@@ -44,6 +46,7 @@ def main() -> None:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="*", type=Path, help="finished runs of experiment=hands/...")
     parser.add_argument("--root", type=Path, default=Path("data/hands"), help="folder of `clipzoo hands`")
+    parser.add_argument("--claims", type=Path, help="write the differences of the lab's claims over steps to this PNG")
     parser.add_argument("--montage", type=Path, help="write a page of pictures to this PNG")
     options = parser.parse_args()
     facts = read_yaml(SOURCES)
@@ -56,8 +59,10 @@ def main() -> None:
     _print([["method", *(f"names, {name}" for name in TESTS)], *baseline_rows(splits, options.root)])
     if options.runs:
         _print([["runs", "steps", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
-        if len(claims := claim_rows(options.runs)) > 1:
-            _print(claims)
+        if verdicts := judged(options.runs):
+            _print(claim_rows(verdicts))
+        if options.claims:
+            save_figure(claims_figure(verdicts), options.claims)
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
@@ -201,27 +206,36 @@ def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
         yield [f"`{name}`", f"{steps:,}", str(len(seeds)), *cells, revisions]
 
 
-def claim_rows(folders: Sequence[Path]) -> list[list[str]]:
-    """Return the lab's claims about accuracy that these runs can judge, with their verdicts at each length of runs."""
-    runs, found = by_name(folders), dict[tuple[str, str, int], Verdict]()
+def judged(folders: Sequence[Path]) -> list[Verdict]:
+    """Return verdicts on the lab's claims about accuracy at each length of these runs, in the order of the claims."""
+    runs, pairs, verdicts = by_name(folders), set[tuple[str, str]](), list[Verdict]()
     for claim in read_settings("default").claims:
-        than, better = claim["than"], claim["better"]
+        pair = claim["than"], claim["better"]
+        # The lab has several claims about some pairs, on several worlds: here the first one is judged.
+        if claim["metric"] != "accuracy" or pair in pairs:
+            continue
+        pairs.add(pair)
+        here = {**claim, "comparison": "hands"}
         for steps in sorted({steps for _, steps in runs}):
-            seeds = [runs.get((METHODS.get(method, ""), steps), []) for method in (than, better)]
-            # The lab has several claims about some pairs, on several worlds: here the first one is judged.
-            if claim["metric"] == "accuracy" and (than, better, steps) not in found and min(map(len, seeds)) > 1:
+            seeds = [runs.get((METHODS.get(method, ""), steps), []) for method in pair]
+            if min(map(len, seeds)) > 1:
                 before, after = ([mean_accuracy(folder) for folder in side] for side in seeds)
-                difference = seeds_difference("accuracy", "hands", better, before, after)
-                found[than, better, steps] = Verdict(claim, steps, difference)
+                verdicts.append(Verdict(here, steps, seeds_difference("accuracy", "hands", pair[1], before, after)))
+    measured = adjusted([item.measured for item in verdicts if item.measured])
+    return [replace(item, measured=difference) for item, difference in zip(verdicts, measured, strict=True)]
+
+
+def claim_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """Return a row for each verdict; the words of a claim stand in its first one."""
     titles = "claim, source, compared, steps, seeds, difference and interval, p (Holm), here, what it takes"
     rows, last = [titles.split(", ")], None
-    measured = adjusted([item.measured for item in found.values() if item.measured])
-    for (than, better, steps), item, difference in zip(found, found.values(), measured, strict=True):
-        verdict, value = replace(item, measured=difference), difference.interval.text("+.2f")
-        said = [item.claim["says"], item.claim["source"], f"{better} - {than}"] if item.claim is not last else [""] * 3
-        cells = f"{steps:,}", difference.basis, value, f"{difference.p:.2g}"
-        rows.append([*said, *cells, verdict.verdict, verdict.power])
-        last = item.claim
+    for item in verdicts:
+        claim, value = item.claim, item.measured
+        assert value
+        words = [claim["says"], claim["source"], f"{claim['better']} - {claim['than']}"]
+        numbers = f"{item.steps:,}", value.basis, value.interval.text("+.2f"), f"{value.p:.2g}"
+        rows.append([*(words if claim is not last else [""] * 3), *numbers, item.verdict, item.power])
+        last = claim
     return rows
 
 
