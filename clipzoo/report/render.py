@@ -303,5 +303,5 @@ def _shown(suffix: str, value: Any) -> Any:
     if value.kind == "strong":
         return Markup(f"**{markdown_text(value.text)}**")
     if value.kind == "command":
-        return Markup(f"```\n{line}\n```")
+        return Markup(f"```bash\n{line}\n```")
     return Markup(f"[{markdown_text(value.text)}]({markdown_text(address)})")

@@ -41,7 +41,7 @@ class Tags(HTMLParser):
 
 def interpreted(page: str) -> str:
     """The text of a Markdown page without its code and without what a backslash escapes."""
-    page = re.sub(r"^```\n.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(r"^```(?:bash)?\n.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
     page = re.sub(r"\\\\|\\[`|*_\]]", "", page)
     return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", page)
 
