@@ -115,7 +115,7 @@ def test_busy_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(tmp
     time.sleep(0.3)
     assert all(map(is_alive, workers))
     process.kill()
-    assert wait_until_gone(workers, 10)
+    assert wait_until_gone(workers, 60)
 
 
 def _wait_for_an_item() -> None:
@@ -126,7 +126,7 @@ def _wait_for_an_item() -> None:
 
 def test_full_shared_memory_is_named_with_its_size_and_a_remedy(tmp_path):
     process = Process(_read_with_little_shared_memory, log=tmp_path / "reader")
-    code = process.wait(60)
+    code = process.wait()
     if code == 77:
         pytest.skip(f"no small /dev/shm can be mounted: {process.stderr.strip()}")
     assert code == 0, process.stderr
