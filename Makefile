@@ -8,8 +8,9 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 export OMP_NUM_THREADS ?= 1
 # Tests and the demo start many processes, which would compile the package again and again.
 unexport PYTHONDONTWRITEBYTECODE
-# Workers of pytest. The tests of a file share fixtures and run on one worker; tests/conftest.py says which file starts first.
-JOBS ?= 2
+# Workers of pytest, one more than a small machine has cores: tests wait for processes. The tests of a file share fixtures and
+# run on one worker; tests/conftest.py says which file starts first.
+JOBS ?= 3
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops training)
 
