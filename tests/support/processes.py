@@ -32,7 +32,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     ["torch", "torch._dynamo", "open_clip", "timm", "matplotlib.pyplot", "clipzoo.training.train", "clipzoo.cli.train"]
     + ["clipzoo.build", "clipzoo.initial", "clipzoo.exports.open_clip", "clipzoo.report.pages", "scipy.stats"]
-    + ["tests.support.preloaded"]
+    + ["pytest", "tests.support.preloaded"]
 )
 _running: list[Process] = []
 
