@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from clipzoo.config.compose import compose
@@ -17,3 +18,6 @@ parse_each_text_once()
 compose(["encoder=tiny", "data.shards=none.tar"])
 ClipTokenizer(8)(["a"])
 catalogue()
+# Collections in a forked process would copy the memory of all these objects.
+gc.collect()
+gc.freeze()
