@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing.util
 import os
+import re
 import signal
 import subprocess
 import time
@@ -105,10 +106,11 @@ def test_an_error_of_the_dataset_is_raised_where_its_item_would_come():
 @pytest.mark.medium
 def test_busy_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(tmp_path):
     process = Process(_wait_for_an_item, log=tmp_path / "parent")
-    process.wait_for("started")
-    workers = children(process.pid)
-    assert len(workers) == 2
-    time.sleep(0.3)  # they begin
+    end = time.monotonic() + 200
+    # The last of the signals that a worker ignores.
+    while len(workers := children(process.pid)) < 2 or not all(ignores(pid, signal.SIGUSR2) for pid in workers):
+        assert process.process.is_alive() and time.monotonic() < end, process.stderr
+        time.sleep(0.01)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         for pid in workers:
             os.kill(pid, number)
@@ -119,9 +121,13 @@ def test_busy_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(tmp
 
 
 def _wait_for_an_item() -> None:
-    iterator = items(Tensors(seconds=600))
-    print("started", flush=True)
-    next(iterator)
+    next(items(Tensors(seconds=600)))
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Return True if the process ignores the signal."""
+    mask = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
 def test_full_shared_memory_is_named_with_its_size_and_a_remedy(tmp_path):

@@ -151,7 +151,7 @@ def test_a_command_without_output_is_ended_with_its_processes(monkeypatch):
 @pytest.mark.medium
 def test_processes_that_build_an_index_and_their_commands_end_with_a_killed_parent(tmp_path):
     parent = Process(_build_for_ever, tmp_path, log=tmp_path / "parent")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while len(sleeping(601)) < 2 and time.monotonic() < end:
         time.sleep(0.05)
     builders, asleep = children(parent.pid), sleeping(601)
