@@ -8,9 +8,11 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 export OMP_NUM_THREADS ?= 1
 # Tests and the demo start many processes, which would compile the package again and again.
 unexport PYTHONDONTWRITEBYTECODE
-# Workers of pytest. The tests of a file share fixtures and run on one worker; tests/conftest.py says which file starts first.
-JOBS ?= 2
-PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Workers of pytest. Two cores have three where tests wait for processes a quarter of their time; JOBS=N is any number of them.
+# The tests of a file share fixtures and run on one worker; tests/conftest.py says which file starts first.
+WORKERS = 2
+test test-all: WORKERS = 3
+PARALLEL = $(PY) -m pytest -n $(or $(JOBS),$(WORKERS)) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops training)
 
 .PHONY: help install demo emoji hands reproduce-demo test test-fast test-all test-cpus test-slurm test-mteb test-ray lint bench bench-gpu docs docs-serve package studies clean

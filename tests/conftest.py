@@ -14,11 +14,14 @@ import torch
 import webdataset
 
 from clipzoo.distributed.launch import SIGNALS
+from clipzoo.report import render
 from tests.support import runs
-from tests.support.processes import kill_running
+from tests.support.option_files import parse_each_text_once
+from tests.support.processes import draw_one_pixel, kill_running
 from tests.support.shards import picture
 
 torch.set_num_threads(1)
+parse_each_text_once()
 
 MakeOnce = Callable[[str, Callable[[Path], object]], Path]
 
@@ -39,6 +42,12 @@ def nothing_outlives_its_test() -> Iterator[None]:
         signal.signal(number, handler)
     kill_running()
     os.environ.pop("CLIPZOO_SWEEP", None)
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of this test have pictures of one pixel; it reads only their text."""
+    monkeypatch.setattr(render, "draw", draw_one_pixel)
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         else:
             launch._checked_array(options.overrides, options.at_once)
     else:
-        commands._parser().parse_args(words)
+        commands._parser(words[0]).parse_args(words)
 
 
 @pytest.mark.medium

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.support.paths import CONF, ROOT
+from tests.support.paths import CONF
+from tests.support.sources import FILES, PACKAGE, trees
 
-PACKAGE = ROOT / "clipzoo"
 ORDER = (
     "errors", "io", "config", "runs", "distributed", "types", "ops", "heads", "objectives", "distillation",
     "encoders", "model", "data", "evaluation", "training", "build", "loading", "exports", "initial", "teachers",
@@ -24,25 +25,26 @@ ORDER = (
 """Packages and modules from low to high: a module imports only from its own package and from lower ones."""
 LEAVES = ("clipzoo.lab", "clipzoo.plan", "clipzoo.explore")
 """Nothing imports them; commands call them by name."""
-FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {file: ast.parse(path.read_text()) for file, path in FILES.items()}
 MODULES = {".".join(("clipzoo", *Path(file).with_suffix("").parts)).removesuffix(".__init__"): file for file in FILES}
 
 
-def imported(file: str, type_checking: bool = False) -> Iterator[str]:
-    """Yield the modules of this package that a file imports anywhere, lazy imports included."""
+@cache
+def imported(file: str, type_checking: bool = False) -> list[str]:
+    """Return the modules of this package that a file imports anywhere, lazy imports included."""
     hidden: set[int] = set()
-    for block in ast.walk(TREES[file]):
+    found: list[str] = []
+    for block in ast.walk(trees()[file]):
         if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test) and not type_checking:
             hidden |= {id(node) for node in ast.walk(block)}
-    for node in ast.walk(TREES[file]):
+    for node in ast.walk(trees()[file]):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module is not None and id(node) not in hidden:
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else node.module for name in full]
         elif isinstance(node, ast.Import) and id(node) not in hidden:
             names = [alias.name for alias in node.names]
-        yield from (name for name in names if name in MODULES and MODULES[name] != file)
+        found += [name for name in names if name in MODULES and MODULES[name] != file]
+    return found
 
 
 def part_of(module: str) -> str:
@@ -144,7 +146,7 @@ def declared() -> set[str]:
     """Return the public attributes and methods of the classes in CONTRACTS."""
     names = set()
     for file in CONTRACTS:
-        for owner in (node for node in TREES[file].body if isinstance(node, ast.ClassDef)):
+        for owner in (node for node in trees()[file].body if isinstance(node, ast.ClassDef)):
             for node in ast.walk(owner):
                 match node:
                     case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name):
@@ -157,7 +159,7 @@ def declared() -> set[str]:
 def test_members_of_our_contracts_are_not_asked_for_with_a_default():
     names = declared()
     found = set()
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=name), _]) if name in names:
@@ -194,7 +196,7 @@ def methods() -> Mapping[str, str]:
 def test_no_fact_about_a_method_is_written_outside_its_class():
     classes = methods()
     found = set()
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         if part_of(module_of(file)) not in METHOD_FREE:
             continue
         for node in ast.walk(tree):

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import ClassVar, Literal
 
 import numpy as np
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
@@ -95,10 +95,10 @@ def diagnose(
         }
     }
     for side, value in zip(spectra, uniformity, strict=True):
-        effective_rank = float(np.exp(stats.entropy(spectra[side]))) if spectra[side].any() else 0.0
+        effective_rank = float(np.exp(scipy.stats.entropy(spectra[side]))) if spectra[side].any() else 0.0
         metrics[side] = {"effective_rank": effective_rank, "uniformity": value}
     for way, counts in occurrences.items():
-        metrics[way] = {"hubness": float(stats.skew(counts)) if np.ptp(counts) else 0.0}
+        metrics[way] = {"hubness": float(scipy.stats.skew(counts)) if np.ptp(counts) else 0.0}
     arrays = {f"spectrum_{side}": spectrum for side, spectrum in spectra.items()}
     return metrics, arrays | {f"occurrences_{way}": counts for way, counts in occurrences.items()}
 

@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.stats import t as student
 from torch import Tensor
 from torch.nn import functional
 
@@ -352,7 +352,7 @@ def over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
     """Mean of a metric, its sample deviation, and NAME_interval, half the length of Student's 95 % interval."""
     summary = scoring.mean_over_draws([{name: value} for value in values])
     if len(values) > 1:
-        quantile = float(student.ppf(0.975, len(values) - 1))
+        quantile = float(scipy.stats.t.ppf(0.975, len(values) - 1))
         summary[f"{name}_interval"] = quantile * summary[f"{name}{DEVIATION}"] / math.sqrt(len(values))
     return summary
 

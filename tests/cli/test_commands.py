@@ -13,6 +13,7 @@ import pytest
 from clipzoo.cli.__main__ import main
 from scripts.compatibility import config_names
 from tests.support.paths import ROOT
+from tests.support.processes import run_script, start_script
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,9 +25,10 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def complete(line: str, folder: Path) -> list[str]:
     """Completions that argcomplete returns to the shell for a command line."""
     output = folder / "completions"
-    shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
-    completed = run("-m", "clipzoo.cli", _ARGCOMPLETE="1", _ARGCOMPLETE_STDOUT_FILENAME=str(output), **shell)
-    assert completed.returncode == 0, completed.stderr
+    shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE": "1"}
+    environment = {**shell, "_ARGCOMPLETE_STDOUT_FILENAME": str(output)}
+    completed = start_script("clipzoo", log=folder / "log", environment=environment)
+    assert completed.wait() == 0, completed.stderr
     return [completion.strip() for completion in output.read_text().split("\n")]
 
 
@@ -51,11 +53,11 @@ def test_train_help_lists_groups_without_torch():
 
 
 @pytest.mark.medium
-def test_console_command_and_script_print_the_same_configuration():
+def test_console_command_and_script_print_the_same_configuration(tmp_path):
     overrides = ["--cfg", "job", "experiment=demo/clip", "seed=3"]
-    command, script = run("-m", "clipzoo.cli", "train", *overrides), run("train.py", *overrides)
-    assert command.returncode == 0 and "seed: 3" in command.stdout
-    assert command.stdout == script.stdout
+    command = run_script("clipzoo", "train", *overrides, log=tmp_path / "command")
+    script = run_script("train.py", *overrides, log=tmp_path / "script")
+    assert "seed: 3" in command.stdout and command.stdout == script.stdout
 
 
 def test_train_py_is_a_thin_door():
@@ -97,7 +99,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 @pytest.mark.medium
 def test_runs_or_folders_are_compared_beside_the_runs_of_one_folder_and_else_in_the_working_directory(
-    undisturbed, tmp_path, monkeypatch, capsys
+    undisturbed, tmp_path, monkeypatch, capsys, blank_pictures
 ):
     for name in ("runs/a", "runs/b", "runs/more/c", "others/d"):
         shutil.copytree(undisturbed / "run", tmp_path / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing.util
 import os
+import re
 import signal
 import subprocess
 import time
@@ -105,28 +106,33 @@ def test_an_error_of_the_dataset_is_raised_where_its_item_would_come():
 @pytest.mark.medium
 def test_busy_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(tmp_path):
     process = Process(_wait_for_an_item, log=tmp_path / "parent")
-    process.wait_for("started")
-    workers = children(process.pid)
-    assert len(workers) == 2
-    time.sleep(0.3)  # they begin
+    end = time.monotonic() + 200
+    # The last of the signals that a worker ignores.
+    while len(workers := children(process.pid)) < 2 or not all(ignores(pid, signal.SIGUSR2) for pid in workers):
+        assert process.process.is_alive() and time.monotonic() < end, process.stderr
+        time.sleep(0.01)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         for pid in workers:
             os.kill(pid, number)
     time.sleep(0.3)
     assert all(map(is_alive, workers))
     process.kill()
-    assert wait_until_gone(workers, 10)
+    assert wait_until_gone(workers, 60)
 
 
 def _wait_for_an_item() -> None:
-    iterator = items(Tensors(seconds=600))
-    print("started", flush=True)
-    next(iterator)
+    next(items(Tensors(seconds=600)))
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Return True if the process ignores the signal."""
+    mask = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
 def test_full_shared_memory_is_named_with_its_size_and_a_remedy(tmp_path):
     process = Process(_read_with_little_shared_memory, log=tmp_path / "reader")
-    code = process.wait(60)
+    code = process.wait()
     if code == 77:
         pytest.skip(f"no small /dev/shm can be mounted: {process.stderr.strip()}")
     assert code == 0, process.stderr

@@ -53,7 +53,7 @@ def serving(site: Explorer) -> Iterator[tuple[tuple[str, int], set]]:
 
 
 def get(address: tuple[str, int], path: str, host: str = "127.0.0.1:1") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*address, timeout=60)
+    connection = http.client.HTTPConnection(*address, timeout=200)
     connection.request("GET", path, headers={"Host": host})
     response = connection.getresponse()
     return response.status, response.read()
@@ -106,7 +106,7 @@ def test_a_port_in_use_is_named(address):
     ],
 )  # fmt: skip
 def test_a_broken_request_is_refused_and_the_next_one_answered(line, address, caplog):
-    with socket.create_connection(address, timeout=20) as client:
+    with socket.create_connection(address, timeout=200) as client:
         client.sendall(f"{line}\r\nHost: localhost\r\n\r\n".encode())
         answer = client.recv(1000)
     assert re.match(rb"HTTP/1.1 [24]\d\d ", answer), answer
@@ -122,9 +122,9 @@ def test_clients_that_send_half_a_request_or_stop_reading_block_nobody_and_are_c
     with serving(large) as (address, connections), ExitStack() as clients:
         half = []
         for _ in range(20):
-            half.append(clients.enter_context(socket.create_connection(address, timeout=60)))
+            half.append(clients.enter_context(socket.create_connection(address, timeout=200)))
             half[-1].sendall(b"GET /api/overview HTT")
-            stopped = clients.enter_context(socket.create_connection(address, timeout=60))
+            stopped = clients.enter_context(socket.create_connection(address, timeout=200))
             stopped.sendall(b"GET /api/overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for _ in range(5):
             assert get(address, "/api/search?collection=0&caption=red%20thing")[0] == 200
@@ -243,7 +243,7 @@ def shown_rows(page, place: str) -> list[int]:
     return page.eval_on_selector_all(f"{place} button[data-row]", "all => all.map(one => Number(one.dataset.row))")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 200) -> None:
     """The page's policy forbids to evaluate a string, as a browser's own waiting does."""
     end = time.monotonic() + seconds
     while not condition():

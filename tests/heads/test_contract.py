@@ -164,8 +164,10 @@ def test_saved_and_loaded_head_gives_identical_scores(name):
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> list[dict]:
-    return run_ranks(2, _answers, HEADS)
+def two_ranks(request) -> list[dict]:
+    """The answers of the heads that are tested, on both ranks."""
+    tests = [item for item in request.session.items if item.path == request.path and "two_ranks" in item.fixturenames]
+    return run_ranks(2, _answers, [test.callspec.params["name"] for test in tests])
 
 
 @pytest.mark.medium

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.sources import trees
 
-PACKAGE = ROOT / "clipzoo"
-TREES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 CHECKED = ("below", "folder_name")
 """Functions of clipzoo.io that return a name, or the path of one, that leads nowhere else."""
 
@@ -96,6 +95,11 @@ class Words:
             case ast.IfExp(body=body, orelse=other):
                 return self.is_own(file, body, loops) and self.is_own(file, other, loops)
         return False
+
+
+@cache
+def words_of_package() -> Words:
+    return Words(trees())
 
 
 def is_path(annotation: ast.expr | None) -> bool:
@@ -195,7 +199,7 @@ BYPASSES = {
 
 
 def test_every_name_that_the_code_does_not_write_is_joined_by_the_one_function():
-    found = set(joins(TREES, Words(TREES)))
+    found = set(joins(trees(), words_of_package()))
     assert found - TRUSTED.keys() == set(), "join these with clipzoo.io.below"
     assert TRUSTED.keys() - found == set(), "these are joined no longer"
 
@@ -226,6 +230,8 @@ def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, st
     for file, tree in trees.items():
         for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             name, owner = getattr(node.func, "attr", getattr(node.func, "id", "")), getattr(node.func, "value", None)
+            if name != "open" and name not in SOURCES | TARGETS:
+                continue
             of_path = owner is not None and words.is_path(file, owner)
             of_library = isinstance(owner, ast.Name) and owner.id in MODULES
             takes_path = any(words.is_path(file, one) or "str(" in ast.unparse(one) for one in node.args[:2])
@@ -240,7 +246,7 @@ def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, st
                 modes = [*node.args[not of_path :], *(item.value for item in node.keywords if item.arg == "mode")]
                 shown = " ".join(map(ast.unparse, modes))
                 yield file, text, any(one in shown for one in ("'w", "'a", "'x", "+", "O_CREAT", "O_WRONLY", "O_RDWR"))
-            elif name in SOURCES or name in TARGETS:
+            else:
                 yield file, text, name in TARGETS
 
 
@@ -322,7 +328,7 @@ PLANTED = {
 
 @pytest.mark.parametrize(("writes", "trusted"), [(False, READERS), (True, WRITERS)], ids=["readers", "writers"])
 def test_files_are_opened_and_written_by_clipzoo_io(writes, trusted):
-    found = {file for file, _, writing in opened(TREES, Words(TREES)) if writing == writes}
+    found = {file for file, _, writing in opened(trees(), words_of_package()) if writing == writes}
     assert found - trusted.keys() == set(), "use the readers and writers of clipzoo.io"
     assert trusted.keys() - found == set(), "these do so no longer"
 

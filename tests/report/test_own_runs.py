@@ -94,7 +94,7 @@ def test_single_runs_are_compared_on_their_samples_and_their_disagreements_are_c
 
 
 @pytest.mark.medium
-def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_path):
+def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_path, blank_pictures):
     row = write_run(tmp_path / "papers", "wpse/cc3m_clip", {TOP1: 20.0})
     index = write_pages([*folders, row], [], tmp_path / "out")
     text = (tmp_path / "out" / "tables.md").read_text()
@@ -106,7 +106,9 @@ def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_p
 
 
 @pytest.mark.medium
-def test_the_trials_of_a_search_have_the_given_names_and_no_test_of_their_differences(folders, tmp_path):
+def test_the_trials_of_a_search_have_the_given_names_and_no_test_of_their_differences(
+    folders, tmp_path, blank_pictures
+):
     labels = {folder: f"head={folder.name}" for folder in folders}
     selected, tested = (
         write_pages(folders, [], tmp_path / str(flag), labels=labels, tested=flag).with_name("tables.md").read_text()

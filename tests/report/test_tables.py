@@ -233,7 +233,7 @@ def test_every_format_holds_the_numbers_and_the_test_of_significance_and_latex_i
 
 
 @pytest.mark.medium
-def test_damaged_runs_are_named_in_the_page_and_the_rest_is_shown(tmp_path):
+def test_damaged_runs_are_named_in_the_page_and_the_rest_is_shown(tmp_path, blank_pictures):
     runs = [
         write_run(tmp_path, "kme/cc3m_kme", {"zero_shot/shapes/top1": 50.0}, "scale=demo", f"seed={seed}")
         for seed in range(2 * len(damage.KINDS) + 1)

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +74,7 @@ def absolute(path: Path) -> str:
     return str(Path(tempfile.gettempdir()).parent / OUTSIDE.name / path.name)
 
 
+@cache
 def damages() -> dict[str, Damage]:
     """Contents and kinds of files that no reader expects."""
     touch = f"touch {CANARY}"
@@ -172,6 +173,7 @@ def changed(path: Path, place: tuple[Any, ...], value: Any) -> None:
 # Images and shards.
 
 
+@cache
 def images() -> dict[str, bytes]:
     def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
         header = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))

@@ -29,7 +29,9 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.medium
-def test_a_killed_and_resumed_run_counts_its_restart_and_its_phases_sum_to_its_wall_time(tiny_shards, tmp_path):
+def test_a_killed_and_resumed_run_counts_its_restart_and_its_phases_sum_to_its_wall_time(
+    tiny_shards, tmp_path, blank_pictures
+):
     began = time.time()
     runs.train_and_kill(tiny_shards, tmp_path, 5)
     before = digests(tmp_path / "run")

@@ -58,18 +58,27 @@ def kill_at(process: subprocess.Popen[bytes], folder: Path, files: int) -> None:
     end = time.monotonic() + 120
     while len(list(folder.glob("*.parquet"))) < files and process.poll() is None:
         assert time.monotonic() < end
-        time.sleep(0.005)
+        time.sleep(0.01)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("engine", ["local:2", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_map_that_is_killed_ten_times_gives_the_bytes_of_an_undisturbed_one(engine, shards, expected, tmp_path):
-    for kill in range(KILLS):
+@pytest.mark.parametrize(
+    ("engine", "kills"),
+    [
+        ("local:2", 3),
+        pytest.param("local:2", KILLS, marks=pytest.mark.slow),
+        pytest.param("torchrun", KILLS, marks=pytest.mark.slow),
+    ],
+)
+def test_a_map_that_is_killed_again_and_again_gives_the_bytes_of_an_undisturbed_one(
+    engine, kills, shards, expected, tmp_path
+):
+    for kill in range(kills):
         before = len(written(tmp_path))
-        kill_at(start(engine, shards, tmp_path, 0.03), tmp_path, before + 1 + kill % 6)
+        kill_at(start(engine, shards, tmp_path, 0.1), tmp_path, before + 1 + kill % 6)
         # What has been written is complete, and stays.
         assert written(tmp_path).items() <= expected.items() and before < len(written(tmp_path)) < SHARDS
     assert start(engine, shards, tmp_path, 0).wait(120) == 0

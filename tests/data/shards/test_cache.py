@@ -172,7 +172,7 @@ def test_a_process_forked_during_a_download_does_not_hold_its_lock(tmp_path):
     download.join()
     again = threading.Thread(target=cache.open, args=(location,), kwargs={"size": 5}, daemon=True)
     again.start()
-    again.join(60)
+    again.join(200)
     blocked = again.is_alive()
     forked.kill()
     assert not blocked
@@ -182,7 +182,7 @@ def test_an_interrupted_download_leaves_no_complete_looking_file(tmp_path):
     cache = ShardCache(str(tmp_path / "cache"), 1.0)
     process = multiprocessing.get_context("fork").Process(target=cache.open, args=("pipe:echo half; sleep 60",))
     process.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 2000
     while not list((tmp_path / "cache").glob(".*.part")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.kill()
@@ -208,7 +208,7 @@ def test_the_next_window_is_prefetched_while_the_current_one_is_read(tmp_path):
     log.write_text("")
     stream = batches_of(data, 16, 4)
     next(stream)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while len(log.read_text().split()) < 4 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(set(log.read_text().split())) == 4

@@ -121,7 +121,7 @@ def test_a_forked_process_that_opens_the_server_leaves_its_parents_connections_o
             ask()
             child = multiprocessing.get_context("fork").Process(target=lambda: (ask(), gc.collect()))
             child.start()
-            child.join(60)
+            child.join(200)
             assert child.exitcode == 0
             ask()
         # After a HEAD without an answer, the size would be read from a GET.
@@ -145,13 +145,13 @@ def test_a_command_without_output_is_ended_with_its_processes(monkeypatch):
     before = children(os.getpid())
     with pytest.raises(TrainingError, match="'echo x; sleep 602 | cat' has written nothing for 0.3 seconds"):
         locations.copy_output("echo x; sleep 602 | cat", io.BytesIO())
-    assert children(os.getpid()) == before and wait_until_gone(sleeping(602), 5)
+    assert children(os.getpid()) == before and wait_until_gone(sleeping(602), 60)
 
 
 @pytest.mark.medium
 def test_processes_that_build_an_index_and_their_commands_end_with_a_killed_parent(tmp_path):
     parent = Process(_build_for_ever, tmp_path, log=tmp_path / "parent")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while len(sleeping(601)) < 2 and time.monotonic() < end:
         time.sleep(0.05)
     builders, asleep = children(parent.pid), sleeping(601)
@@ -161,7 +161,7 @@ def test_processes_that_build_an_index_and_their_commands_end_with_a_killed_pare
     time.sleep(0.2)
     assert all(map(is_alive, builders))
     parent.kill()
-    assert wait_until_gone([*builders, *asleep], 10)
+    assert wait_until_gone([*builders, *asleep], 60)
 
 
 def _build_for_ever(folder: Path) -> None:
