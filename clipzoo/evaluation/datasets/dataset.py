@@ -288,16 +288,18 @@ a choice dataset."""
 def catalogue() -> dict[str, Benchmark]:
     """Benchmark datasets by name, of all YAML files of this folder; catalogue.yaml explains the keys."""
     entries: dict[str, Benchmark] = {}
-    for path in sorted(Path(__file__).parent.glob("*.yaml")):
-        shared = yaml.safe_load(path.read_text()).items()
-        for name, facts in ((name, facts) for name, facts in shared if not name.startswith(".")):
-            languages = facts.pop("languages", {})
-            entries |= {} if languages else {name: facts}
-            for language, place in languages.items():
-                text = json.dumps({**facts, "family": name})
-                for word, value in (("language", language), ("LANGUAGE", language.upper()), ("place", place)):
-                    text = text.replace(f"{{{word}}}", str(value))
-                entries[f"{name}_{language}"] = json.loads(text)
+    document = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.yaml")))
+    for name, facts in yaml.safe_load(document).items():
+        if name.startswith("."):
+            continue
+        facts["get"] = facts["get"].replace("{class}", facts.get("class", ""))
+        languages = facts.pop("languages", {})
+        entries |= {} if languages else {name: facts}
+        for language, place in languages.items():
+            text = json.dumps({**facts, "family": name})
+            for word, value in (("language", language), ("LANGUAGE", language.upper()), ("place", place)):
+                text = text.replace(f"{{{word}}}", str(value))
+            entries[f"{name}_{language}"] = json.loads(text)
     return entries
 
 
