@@ -283,8 +283,8 @@ def _column(cell: Mapping[str, Any]) -> PaperColumn:
         four += [("zero_shot_classification", "top1", name) for name in ("CIFAR100", "ImageNet1k")]
         return PaperColumn(heading, "mean of four", tuple(_keys(*part) for part in four))
     if metric == "average":
-        thirteen = layout()["thirteen"].items()
-        return PaperColumn(heading, "average of 13", tuple(_keys(task, accuracy, name) for name, accuracy in thirteen))
+        metrics = {name: catalogue()[titles()[name]]["metric"] for name in layout()["thirteen"]}
+        return PaperColumn(heading, "average of 13", tuple(_keys(task, metrics[name], name) for name in metrics))
     # Columns of one dataset differ in the cut-off of recall, or of accuracy other than top-1.
     cut = metric.removesuffix("_percent").removeprefix("mean_recall@").removeprefix("top")
     suffix = f" top-{cut}" if cut.isdigit() and cut != "1" else ""
