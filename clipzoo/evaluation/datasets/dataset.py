@@ -292,14 +292,14 @@ def catalogue() -> dict[str, Benchmark]:
     for name, facts in yaml.safe_load(document).items():
         if name.startswith("."):
             continue
-        facts["get"] = facts["get"].replace("{class}", facts.get("class", ""))
         languages = facts.pop("languages", {})
-        entries |= {} if languages else {name: facts}
-        for language, place in languages.items():
-            text = json.dumps({**facts, "family": name})
-            for word, value in (("language", language), ("LANGUAGE", language.upper()), ("place", place)):
+        for language, place in languages.items() or [("", "")]:
+            key = f"{name}_{language}" if languages else name
+            text = json.dumps(facts | ({"family": name} if languages else {}))
+            words = {"dataset": key, "class": facts.get("class"), "place": place}
+            for word, value in (words | {"language": language, "LANGUAGE": language.upper()}).items():
                 text = text.replace(f"{{{word}}}", str(value))
-            entries[f"{name}_{language}"] = json.loads(text)
+            entries[key] = json.loads(text)
     return entries
 
 

@@ -1,7 +1,7 @@
 """Datasets read from the files that their authors distribute, by torchvision's classes where possible.
 
-Each reader takes the folder of a dataset and its entry in the catalogue, or the layout in the entry of a choice dataset. It
-raises FileNotFoundError for missing files.
+Each reader takes the folder of a dataset and its entry in the catalogue, or the layout of a choice dataset, and raises
+FileNotFoundError for missing files.
 """
 
 from __future__ import annotations
