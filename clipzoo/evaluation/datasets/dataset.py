@@ -292,6 +292,8 @@ def catalogue() -> dict[str, Benchmark]:
     for name, facts in yaml.safe_load(document).items():
         if name.startswith("."):
             continue
+        kind = {"reader": "read_tables"} if "examples" in facts else {} if "captions" in facts else {"metric": "top1"}
+        facts = {"licence": "not stated by its authors", **kind, **facts}
         languages = facts.pop("languages", {})
         for language, place in languages.items() or [("", "")]:
             key = f"{name}_{language}" if languages else name
