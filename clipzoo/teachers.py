@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
 from itertools import chain
-from operator import itemgetter
+from operator import call, itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,6 @@ from clipzoo.build import build_part
 from clipzoo.config.trust import require_trusted
 from clipzoo.config.vocabulary import Range
 from clipzoo.data.captions import digest
-from clipzoo.data.dataset import ShardDataset
 from clipzoo.data.loader import iterate
 from clipzoo.data.maps.engines import Map, run_map
 from clipzoo.distributed.launch import loader_workers
@@ -38,7 +37,6 @@ from clipzoo.exports.hub import load
 from clipzoo.heads.base import Head
 from clipzoo.heads.pairs import Scope
 from clipzoo.io.weights import read_tensors
-from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
 from clipzoo.runs.directory import FEATURES
 from clipzoo.training.averaging import WeightAverage
@@ -321,12 +319,8 @@ class EmbeddedShards(Map):
         save_weights(tensors, file)
 
 
-@lru_cache(1)
-def _open(
-    function: Callable[..., tuple[LoadedModel, ShardDataset]], *arguments: Any
-) -> tuple[LoadedModel, ShardDataset]:
-    """Call a function, once for all shards of a process."""
-    return function(*arguments)
+_open = lru_cache(1)(call)
+"""Call a function, once for all shards of a process."""
 
 
 def write_features(

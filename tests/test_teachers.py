@@ -50,7 +50,7 @@ from tests.support.shards import picture, shard_data, write_shard
 from tests.support.tuned import frozen, pairs, state, train
 
 DISTILL = OpenClipDistillation(0.5)
-GRADIENT_DESCENT = SGD(0.0, False, 0.0, Constant(0.1, 0.0, 0.0, None, 0, None, False))
+GRADIENT_DESCENT = SGD(0.0, False, weight_decay=0.0, schedule=Constant(0.1, 0.0, 0.0, None, 0, None, False))
 """AdamW's first steps would enlarge the rounding errors of sums over ranks."""
 
 

@@ -218,7 +218,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, 
     from clipzoo.evaluation.suite import Suite
     from clipzoo.exports.open_clip import export_note
     from clipzoo.initial import initialise, report_initial_weights
-    from clipzoo.training.diagnostics import write_examples, write_sample_summary
+    from clipzoo.training.diagnostics import summarise_samples, write_samples
     from clipzoo.training.loggers import quiet_libraries
     from clipzoo.training.train import fit
 
@@ -287,10 +287,10 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, 
             launch.say(f"{folder}: ready for step {cost['steps'] + 1} of {total:,}; nothing was trained")
             world.run_on_first(lambda: plan.main([*lines, *words]))
         else:
-            samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
+            samples = summarise_samples(parts.objective, world=world)
 
             def finish() -> None:
-                write_examples(samples, dataset, folder / "evaluation" / "samples")
+                write_samples(samples, dataset, folder / "evaluation")
                 results = record.results(folder, plain, experiment, lines, cost, metrics)
                 # Imported by name and only now: training does not need the report.
                 pages = import_module("clipzoo.report.pages")

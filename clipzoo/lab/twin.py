@@ -226,7 +226,7 @@ def train_both(
     )  # fmt: skip
     result = train(
         model, objective, dataset, batch=len(batches[0]) * world.size, steps=len(batches),
-        optimizer=AdamW((flags.beta1, flags.beta2), flags.eps, flags.wd, schedule),
+        optimizer=AdamW((flags.beta1, flags.beta2), flags.eps, weight_decay=flags.wd, schedule=schedule),
         computation=Computation(precision, micro_batch=micro_batch, clip_gradient=flags.grad_clip_norm),
         evaluate_every=None, seed=plain["seed"], world=world, log_every=1, quiet=True,
     )  # fmt: skip

@@ -303,7 +303,7 @@ def _ticks(panel: Axes) -> None:
 
 
 def read_statistics(path: Path) -> dict[str, dict[str, Any]]:
-    """Read samples.json: statistics by name, as `write_sample_summary` writes them. Raises DamagedFileError."""
+    """Read samples.json: statistics by name, as `write_samples` writes them. Raises DamagedFileError."""
     summary = io.read_json(path, 16 * io.MB)
     number = (int, float)
     fields: dict[str, Any] = {"seen": int, "mean": number, "counts": list, "edges": list, **dict.fromkeys(SIDES, list)}
@@ -328,7 +328,7 @@ def sample_histograms(summary: Mapping[str, Any]) -> Figure:
 def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) -> Figure:
     """The samples with the highest values (first row) and the lowest.
 
-    folder: images by sample id, and captions.json, as `write_examples` writes them. Raises DamagedFileError.
+    folder: images by sample id, and captions.json, as `write_samples` writes them. Raises DamagedFileError.
     """
     captions = io.read_json(folder / "captions.json", 16 * io.MB)
     figure, axes = panels(1.5 * count, 4.4, 2, count)

@@ -19,6 +19,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError, nearest
+from clipzoo.evaluation.datasets.dataset import catalogue
 from clipzoo.runs.directory import EXEMPT
 from clipzoo.runs.identity import identity
 from clipzoo.runs.record import TWO_LISTS, MetricKey, Setting, protocol_settings
@@ -212,8 +213,14 @@ def not_measured(key: MetricKey) -> str | None:
 
 
 @cache
-def layout() -> dict[str, Any]:
-    return yaml.safe_load((FOLDER / "tables.yaml").read_text())
+def layout(path: Path = FOLDER / "tables.yaml") -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+@cache
+def titles() -> dict[str, str]:
+    """Names of the evaluation datasets by their printed titles."""
+    return {facts["title"]: name for name, facts in catalogue().items()}
 
 
 def read_numbers(file: str, folder: Path = FOLDER) -> list[dict[str, str]]:
@@ -234,7 +241,7 @@ def expected_numbers(given: str | None, own: str, prompts: str | None) -> tuple[
         values = io.read_json(Path(name), io.MB)
         io.require_fields(Path(name), values, dict.fromkeys(values, io.NUMBER))
         return {MetricKey.parse(key): PaperNumber(value, None, str(value)) for key, value in values.items()}, name
-    facts = yaml.safe_load((OPEN_CLIP / "columns.yaml").read_text())
+    facts = layout(OPEN_CLIP / "columns.yaml")
     cells: dict[str, dict[str, str]] = {}
     for row in (row for file in facts["files"] for row in read_numbers(file, OPEN_CLIP)):
         model, tag, *_ = row.values()
@@ -245,14 +252,23 @@ def expected_numbers(given: str | None, own: str, prompts: str | None) -> tuple[
         hint = nearest(name, list(cells), most=3)
         raise ConfigError(f"published={name} is neither a .json file nor MODEL/TAG of open_clip's tables{hint}")
     numbers = {
-        MetricKey.parse(match.expand(key)): PaperNumber(100 * float(value), None, f"{100 * float(value):.2f}")
+        key: PaperNumber(100 * float(value), None, f"{100 * float(value):.2f}")
         for column, value in cells[name].items()
-        for pattern, key in facts["columns"].items()
-        if (match := re.fullmatch(pattern, column))
+        if (key := open_clip_metric(column)) is not None
     }
     if prompts != facts["prompts"]:
         numbers = {key: number for key, number in numbers.items() if key.dataset not in TWO_LISTS}
     return numbers, facts["citation"]
+
+
+def open_clip_metric(column: str) -> MetricKey | None:
+    """Return the metric of a column of open_clip's tables: as columns.yaml states, else that of the titled dataset."""
+    for pattern, key in layout(OPEN_CLIP / "columns.yaml")["columns"].items():
+        if match := re.fullmatch(pattern, column):
+            return MetricKey.parse(match.expand(key))
+    name = titles().get(column, "")
+    metric = catalogue().get(name, {}).get("metric")
+    return None if metric is None else MetricKey("zero_shot", name, "", metric)
 
 
 def _column(cell: Mapping[str, Any]) -> PaperColumn:
@@ -267,8 +283,8 @@ def _column(cell: Mapping[str, Any]) -> PaperColumn:
         four += [("zero_shot_classification", "top1", name) for name in ("CIFAR100", "ImageNet1k")]
         return PaperColumn(heading, "mean of four", tuple(_keys(*part) for part in four))
     if metric == "average":
-        thirteen = layout()["thirteen"].items()
-        return PaperColumn(heading, "average of 13", tuple(_keys(task, accuracy, name) for name, accuracy in thirteen))
+        metrics = {name: catalogue()[titles()[name]]["metric"] for name in layout()["thirteen"]}
+        return PaperColumn(heading, "average of 13", tuple(_keys(task, metrics[name], name) for name in metrics))
     # Columns of one dataset differ in the cut-off of recall, or of accuracy other than top-1.
     cut = metric.removesuffix("_percent").removeprefix("mean_recall@").removeprefix("top")
     suffix = f" top-{cut}" if cut.isdigit() and cut != "1" else ""
@@ -282,7 +298,7 @@ def _column(cell: Mapping[str, Any]) -> PaperColumn:
 
 def _keys(task: str, metric: str, dataset: str) -> tuple[MetricKey, ...]:
     """Metric keys averaged into one cell of a paper's table."""
-    name = layout()["sets"][dataset]
+    name = layout()["sets"].get(dataset) or titles()[dataset]
     metric = metric.removesuffix("_percent").removesuffix("_acc")
     if task == "zero_shot_classification":
         return (MetricKey("zero_shot", name, "", metric),)

@@ -48,7 +48,7 @@ def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = 256) ->
     return {**alignment, "uniformity_image": _uniformity(x), "uniformity_text": _uniformity(y)}
 
 
-def summarise_samples(objective: Objective, extremes: int, world: World = World()) -> dict[str, Any]:
+def summarise_samples(objective: Objective, extremes: int = 16, world: World = World()) -> dict[str, Any]:
     """Return per-sample statistics of the objective's state. Collective if the ranks share the state.
 
     {name: {"seen", "mean", "std", "counts" [BINS], "edges" [BINS + 1], "highest": [{"sample_id", "value"}], "lowest"}};
@@ -95,20 +95,12 @@ def summarise_samples(objective: Objective, extremes: int, world: World = World(
     return summaries
 
 
-def write_sample_summary(
-    objective: Objective, path: Path, extremes: int = 16, world: World = World()
-) -> Mapping[str, Any]:
-    """Write `summarise_samples` as JSON on the first rank, unless it is empty, and return it."""
-    if not world.is_first and not objective.shares():
-        return {}
-    summary = summarise_samples(objective, extremes, world)
-    if summary and world.is_first:
-        io.write_whole(path, json.dumps(summary))
-    return summary
-
-
-def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -> None:
-    """Write the images of the samples with extreme values as `<sample id>.png`, their captions to `captions.json`."""
+def write_samples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -> None:
+    """Write `summarise_samples` to samples.json, unless it is empty, and the samples with extreme values to samples/:
+    their images as `<sample id>.png`, their captions to captions.json.
+    """
+    if summary:
+        io.write_whole(folder / "samples.json", json.dumps(summary))
     extremes = (sample for part in summary.values() for side in SIDES for sample in part[side])
     ids = sorted({sample["sample_id"] for sample in extremes})
     examples = dataset.examples(ids) if ids else []
@@ -118,10 +110,10 @@ def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -
 
     captions = {}
     for sample_id, (image, caption) in zip(ids, examples, strict=True):
-        with io.whole(folder / f"{sample_id}.png") as file:
+        with io.whole(folder / "samples" / f"{sample_id}.png") as file:
             save_image(image.float() / 255, file, format="png")
         captions[sample_id] = caption
-    io.write_whole(folder / "captions.json", json.dumps(captions))
+    io.write_whole(folder / "samples" / "captions.json", json.dumps(captions))
 
 
 def unit_vectors(embedding: Embedding) -> Tensor:

@@ -21,13 +21,16 @@ FACTOR, ALGORITHM = "rate_factor", "algorithm"
 """Keys of a parameter group: the factor of its learning rate, and the name of the optimizer that trains it."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class GroupedOptimizer(Part):
     """Base class of the optimizers: a schedule, and weight decay for matrices, not for biases, norms and scales.
 
     Factors of the learning rate, per tower and per layer, split the groups (`split_groups`).
+
+    weight_decay: weight decay of matrices.
     """
 
-    weight_decay: float
+    weight_decay: NonNegative
     schedule: Schedule
 
     takes_shards = True
@@ -107,13 +110,10 @@ class AdamW(GroupedOptimizer):
     """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales).
 
     betas: decay rates of the first and the second moment. eps: added to the root of the second moment.
-    weight_decay: weight decay of matrices.
     """
 
     betas: tuple[Decay, Decay]
     eps: Epsilon
-    weight_decay: NonNegative
-    schedule: Schedule
 
     def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, self.schedule.peak, (self.betas[0], self.betas[1]), self.eps, fused=True)
@@ -152,13 +152,10 @@ class SGD(GroupedOptimizer):
     """torch's stochastic gradient descent. Weight decay is added to the gradient, as in torch.
 
     momentum: weight of the earlier gradients. nesterov: look one step of the momentum ahead.
-    weight_decay: weight decay of matrices.
     """
 
     momentum: Decay
     nesterov: bool
-    weight_decay: NonNegative
-    schedule: Schedule
 
     relations = {"momentum > 0 or not nesterov": "Nesterov's gradient needs momentum: raise it or give nesterov=false"}
 
@@ -180,8 +177,6 @@ class Adafactor(GroupedOptimizer):
     eps1: Epsilon | None
     eps2: Epsilon
     clip: Positive
-    weight_decay: NonNegative
-    schedule: Schedule
 
     takes_shards = False
 
@@ -203,8 +198,6 @@ class TimmOptimizer(GroupedOptimizer):
     name: str
     betas: list[Decay] | None
     options: dict[str, Any]
-    weight_decay: NonNegative
-    schedule: Schedule
 
     def __post_init__(self) -> None:
         from timm.optim import get_optimizer_info, list_optimizers
@@ -252,8 +245,6 @@ class Muon(GroupedOptimizer):
     adamw_rate: Positive
     betas: tuple[Decay, Decay]
     eps: Epsilon
-    weight_decay: NonNegative
-    schedule: Schedule
 
     def build(self, *modules: nn.Module) -> torch.optim.Optimizer:
         matrices = {id(weight) for module in modules for weight in hidden_matrices(module)}
@@ -275,7 +266,8 @@ class Muon(GroupedOptimizer):
                 adjust_lr_fn=self.adjust_lr_fn,
             )  # fmt: skip
         if adamw:
-            optimizers["adamw"] = AdamW(self.betas, self.eps, self.weight_decay, self.schedule).construct(adamw)
+            peer = AdamW(self.betas, self.eps, weight_decay=self.weight_decay, schedule=self.schedule)
+            optimizers["adamw"] = peer.construct(adamw)
         return CombinedOptimizer(optimizers)
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -79,7 +79,7 @@ class Profile(Hook):
                 torch.cuda.memory._record_memory_history(enabled=None)
         with gzip.open(self._folder / TRACE) as file:
             events = json.load(file)["traceEvents"]
-        times = part_times(events)
+        steps, host_ms, device_ms = part_times(events)
 
         def own(event: Any) -> float:
             return float(event.self_device_time_total if is_cuda else event.self_cpu_time_total)
@@ -90,19 +90,19 @@ class Profile(Hook):
             "steps": [self._first, self._last],
             "device": torch.cuda.get_device_name(self._world.device) if is_cuda else "CPU",
             "ranks": self._world.size,
-            "host_ms": dict(times.host),
-            "device_ms": dict(times.device),
+            "host_ms": host_ms,
+            "device_ms": device_ms,
             # Operations with the longest self time: calls and milliseconds per step.
             "operations": [
-                {"name": event.key, "calls": event.count / times.steps, "ms": own(event) / 1e3 / times.steps}
+                {"name": event.key, "calls": event.count / steps, "ms": own(event) / 1e3 / steps}
                 for event in operations
             ],
             "memory": memory_curve(events, device_type=int(is_cuda)),
         }
         io.write_whole(self._folder / SUMMARY, json.dumps(summary))
-        total = sum(times.host.values())
-        largest = sorted(times.host, key=times.host.__getitem__, reverse=True)[:4]
-        shares = ", ".join(f"{part} {times.host[part] / total:.0%}" for part in largest)
+        total = sum(host_ms.values())
+        largest = sorted(host_ms, key=host_ms.__getitem__, reverse=True)[:4]
+        shares = ", ".join(f"{part} {host_ms[part] / total:.0%}" for part in largest)
         self._report(
             f"profile of steps {self._first} to {self._last}: {total:.1f} ms a step: {shares} ({self._folder}; "
             f"clipzoo report {self._folder.parent} writes its page)"
@@ -127,17 +127,10 @@ class Profile(Hook):
             self._step.enter_context(record_function(STEP))
 
 
-class PartTimes(NamedTuple):
-    """Milliseconds per step. host: times of the process, whose sum is that of a step. device: times of its kernels."""
+def part_times(events: Sequence[Event]) -> tuple[int, dict[str, float], dict[str, float]]:
+    """Return the number of steps in a trace, and milliseconds per step by part: of the process, and of its kernels.
 
-    steps: int
-    host: Mapping[str, float]
-    device: Mapping[str, float]
-
-
-def part_times(events: Sequence[Event]) -> PartTimes:
-    """Return the times of the parts of the steps in a trace.
-
+    The times of the process sum to that of a step.
     Time counts for the range that began last: a part does not include the parts inside, such as the communication of
     the backward pass. A kernel counts for the part that launched it, a kernel of NCCL for communication.
     """
@@ -180,11 +173,8 @@ def part_times(events: Sequence[Event]) -> PartTimes:
         part = "communication" if "nccl" in str(event["name"]).lower() else owner or OTHER
         device[part] += float(event["dur"])
     scale = 1e-3 / max(steps, 1)
-    return PartTimes(
-        steps,
-        {part: scale * time for part, time in host.items() if time},
-        {part: scale * time for part, time in device.items() if time},
-    )
+    host, device = ({part: scale * time for part, time in times.items() if time} for times in (host, device))
+    return steps, host, device
 
 
 def memory_curve(events: Iterable[Event], device_type: int) -> list[tuple[float, float]]:

@@ -56,7 +56,7 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
     criterion = build_objective(config_of(name, objective)).to(device)
     criterion.allocate(SAMPLES)
     schedule = Cosine(1e-3, 0.0, 0.0, None, 0, None, False)
-    optimizer = AdamW([0.9, 0.98], 1e-8, 0.1, schedule).build(model, criterion)
+    optimizer = AdamW([0.9, 0.98], 1e-8, weight_decay=0.1, schedule=schedule).build(model, criterion)
     cache = GradientCache(model, criterion, World(device=device), micro_batch, tile=3 if tiles else None)
     text = torch.randint(1, 20, (BATCH, 5)) * (torch.arange(5) < 2 + torch.arange(BATCH)[:, None] % 4)
     images = torch.randint(0, 256, (BATCH, 3, 8, 8), dtype=torch.uint8)

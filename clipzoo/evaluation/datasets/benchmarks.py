@@ -16,7 +16,7 @@ from pathlib import Path
 from clipzoo import io
 from clipzoo.data.locations import copy_location
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.evaluation.datasets import choices, prompts, readers, tables, tar
+from clipzoo.evaluation.datasets import prompts, readers, tables, tar
 from clipzoo.evaluation.datasets.dataset import (
     Benchmark,
     ChoiceDataset,
@@ -195,9 +195,9 @@ def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDat
     try:
         if benchmark["reader"] == "tars" or is_url(str(root)):
             raise FileNotFoundError(f"{root or folder} has no <split>/nshards.txt of it")
-        if "examples" in benchmark:
-            return ChoiceDataset(name, *getattr(choices, benchmark["reader"])(folder, benchmark["layout"]))
         reader = getattr(readers, benchmark["reader"])
+        if "examples" in benchmark:
+            return ChoiceDataset(name, *reader(folder, benchmark["layout"]))
         if "captions" in benchmark:
             return RetrievalDataset.of_images(name, *reader(folder, benchmark))
         class_names, splits, *groups = reader(folder, benchmark)

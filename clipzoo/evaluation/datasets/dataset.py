@@ -288,16 +288,20 @@ a choice dataset."""
 def catalogue() -> dict[str, Benchmark]:
     """Benchmark datasets by name, of all YAML files of this folder; catalogue.yaml explains the keys."""
     entries: dict[str, Benchmark] = {}
-    for path in sorted(Path(__file__).parent.glob("*.yaml")):
-        shared = yaml.safe_load(path.read_text()).items()
-        for name, facts in ((name, facts) for name, facts in shared if not name.startswith(".")):
-            languages = facts.pop("languages", {})
-            entries |= {} if languages else {name: facts}
-            for language, place in languages.items():
-                text = json.dumps({**facts, "family": name})
-                for word, value in (("language", language), ("LANGUAGE", language.upper()), ("place", place)):
-                    text = text.replace(f"{{{word}}}", str(value))
-                entries[f"{name}_{language}"] = json.loads(text)
+    document = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.yaml")))
+    for name, facts in yaml.safe_load(document).items():
+        if name.startswith("."):
+            continue
+        kind = {"reader": "read_tables"} if "examples" in facts else {} if "captions" in facts else {"metric": "top1"}
+        facts = {"licence": "not stated by its authors", **kind, **facts}
+        languages = facts.pop("languages", {})
+        for language, place in languages.items() or [("", "")]:
+            key = f"{name}_{language}" if languages else name
+            text = json.dumps(facts | ({"family": name} if languages else {}))
+            words = {"dataset": key, "class": facts.get("class"), "place": place}
+            for word, value in (words | {"language": language, "LANGUAGE": language.upper()}).items():
+                text = text.replace(f"{{{word}}}", str(value))
+            entries[key] = json.loads(text)
     return entries
 
 

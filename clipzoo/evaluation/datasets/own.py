@@ -40,13 +40,6 @@ class Source:
     class_names: set[str] = field(default_factory=set)
     left_out: list[LeftOut] = field(default_factory=list)
 
-    def accepts(self, path: Path) -> bool:
-        """Return True for the extension of an image; leave other files out."""
-        is_image = path.suffix[1:].lower() in IMAGE_EXTENSIONS
-        if not is_image:
-            self.left_out.append(LeftOut(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read"))
-        return is_image
-
 
 def class_folders(folder: Path) -> Source:
     """Read <folder>/<class>/.../IMAGE as the split test, or <folder>/<split>/<class>/.../IMAGE.
@@ -69,15 +62,21 @@ def class_folders(folder: Path) -> Source:
             class_name = " ".join(entry.name.replace("_", " ").split()) or entry.name
             if entry.is_dir() and not entry.name.startswith("."):
                 source.class_names.add(class_name)
-            files = list(_files(entry))
-            images = {path.with_suffix("") for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS}
+            # In the order of their names, no hidden ones.
+            paths = [entry] if entry.is_file() else sorted(path for path in entry.rglob("*") if path.is_file())
+            files = [path for path in paths if not any(part[0] == "." for part in path.relative_to(root).parts)]
+            is_image = {path: path.suffix[1:].lower() in IMAGE_EXTENSIONS for path in files}
+            stems = {path.with_suffix("") for path in files if is_image[path]}
             for path in files:
-                if path.suffix.lower() == ".txt" and path.with_suffix("") in images:
+                if path.suffix.lower() == ".txt" and path.with_suffix("") in stems:
                     continue  # the caption of an image
                 if path == entry:
                     source.left_out.append(LeftOut(path, "no_class", "it is in no folder of a class"))
-                elif source.accepts(path):
+                elif is_image[path]:
                     source.images.append(OwnImage(path, split, class_name))
+                else:
+                    reason = f"files of type {path.suffix or 'none'} are not read"
+                    source.left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
     return source
 
 
@@ -109,13 +108,6 @@ def _rows(table: Path, image: str, column: str, split: str | None) -> Iterator[t
         if part not in SPLITS:
             raise ConfigError(f"{table} has the split {part!r} for {row[image]}: splits are {', '.join(SPLITS)}")
         yield table.parent / row[image], part, row[column]
-
-
-def _files(entry: Path) -> Iterator[Path]:
-    """Yield the file `entry`, or all files below the folder `entry` in the order of their names, no hidden ones."""
-    for path in [entry] if entry.is_file() else sorted(entry.rglob("*")):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(entry.parent).parts):
-            yield path
 
 
 def require_free(folder: Path) -> None:

@@ -6,19 +6,15 @@ const state = { collection: 0, caption: "", row: null, runs: [], collections: []
 const SVG = "http://www.w3.org/2000/svg";
 const PALETTE = ["#5c6bc0", "#d81b60", "#e08a00", "#00897b", "#8e5bd0", "#1e88e5", "#7a8b00", "#c0504d", "#00838f", "#b07d48", "#607d8b", "#3f9142"];
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+function filled(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children);
   return made;
 }
 
-function drawn(tag, attributes, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
+const element = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+const drawn = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
+const legendItem = (colour, text) => element("li", {}, element("span", { style: `background: ${colour}` }), text);
 
 async function ask(path) {
   if (stored) {
@@ -208,10 +204,7 @@ async function showMaps() {
     const share = model.variance.map((part) => (100 * part).toFixed(0) + " %").join(" and ");
     return element("div", { class: "card" }, element("h3", {}, model.model), map, element("p", { class: "note" }, `${share} of the variance`));
   });
-  const legend = names.slice(0, 40).map((name, label) => {
-    const dot = element("span", { style: `background: ${colourOf(label, names.length)}` });
-    return element("li", {}, dot, name);
-  });
+  const legend = names.slice(0, 40).map((name, label) => legendItem(colourOf(label, names.length), name));
   if (names.length > 40) legend.push(element("li", {}, `and ${names.length - 40} more`));
   const about = names.length ? element("ul", { class: "legend" }, ...legend)
     : element("p", { class: "note" }, "These pictures have no classes: choose a dataset with classes above to see colours.");
@@ -251,8 +244,7 @@ async function showCurves() {
     lines.lines.push({ run: run.name, colour: PALETTE[number % PALETTE.length], steps: curve.steps, values: curve.values });
     titles.set(curve.title, lines);
   }));
-  const legend = element("ul", { class: "legend" }, ...runs.map((run, number) =>
-    element("li", {}, element("span", { style: `background: ${PALETTE[number % PALETTE.length]}` }), `${run.name}: ${run.state}`)));
+  const legend = element("ul", { class: "legend" }, ...runs.map((run, number) => legendItem(PALETTE[number % PALETTE.length], `${run.name}: ${run.state}`)));
   const charts = (main) => [...titles].filter(([, curve]) => curve.main === main).map(([title, { unit, lines }]) => chart(title, unit, lines));
   const more = element("details", {}, element("summary", {}, "More curves"), element("div", { class: "charts" }, ...charts(false)));
   more.open = Boolean(document.querySelector("#curves details[open]"));

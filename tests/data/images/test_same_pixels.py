@@ -21,7 +21,7 @@ from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.evaluation.task import THUMBNAIL
 from clipzoo.report.samples import _images
-from clipzoo.training.diagnostics import write_examples
+from clipzoo.training.diagnostics import write_samples
 from tests.support.shards import batches_of, opened, sample_facts, write_shard
 
 pytestmark = pytest.mark.medium
@@ -147,8 +147,8 @@ def in_training(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray
 def in_examples(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
     data = opened(shard, image_size=SIDE, crop_scale=[1.0, 1.0])
     samples = [{"sample_id": number} for number in range(data.samples)]
-    write_examples({"loss": {"highest": samples, "lowest": []}}, data, folder)
-    return [np.asarray(Image.open(folder / f"{number}.png")) for number in range(data.samples)]
+    write_samples({"loss": {"highest": samples, "lowest": []}}, data, folder)
+    return [np.asarray(Image.open(folder / "samples" / f"{number}.png")) for number in range(data.samples)]
 
 
 def on_the_page_of_samples(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:

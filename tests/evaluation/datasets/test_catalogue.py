@@ -21,7 +21,7 @@ from tests.support.distributed_datasets import RETRIEVAL, WRITERS, encoded, plac
 FURTHER = [name for name, facts in catalogue().items() if facts.get("family", name) in LAYOUTS]
 # The other languages of Babel-ImageNet differ only in lists.
 FURTHER = [name for name in FURTHER if not name.startswith("babel_") or name[-2:] in ("de", "no", "zh")]
-IN_TARS = [name for name, facts in catalogue().items() if "wds" in facts]
+IN_TARS = [name for name, facts in catalogue().items() if "wds" in facts or facts["reader"] == "tars"]
 LISTED = {"babel_imagenet", "imagenet_ar", "imagenet_cn", "imagenet_it", "imagenet_jp"}
 """Datasets whose class names are in clip-benchmark."""
 
@@ -91,7 +91,7 @@ def test_a_dataset_is_read_from_the_tars_of_clip_benchmark_and_datacomp(name, fo
     facts = catalogue()[name]
     kind = "multilabel" if facts.get("metric") == "mean_average_precision" else "classification"
     kind = "retrieval" if "captions" in facts else kind
-    tars(tmp_path / form.format(facts["wds"][0]), kind, "group_column" in facts)
+    tars(tmp_path / form.format(facts.get("wds", [name])[0]), kind, "group_column" in facts)
     dataset = open_benchmark(name, tmp_path, "set")
     assert dataset.name == name
     assert [place_of(dataset.split_images("test")[index]) for index in range(3)] == [0, 1, 2]
@@ -219,7 +219,7 @@ def test_a_dataset_over_http_equals_the_local_one_although_every_tenth_request_f
     url, requests = served
     for name in ("fmow", "dollar_street", "pcam", "voc2007", "geode"):
         facts = catalogue()[name]
-        tars(tmp_path / "served" / f"wds_{facts['wds'][0]}_test", "classification", "group_column" in facts)
+        tars(tmp_path / "served" / f"wds_{facts.get('wds', [name])[0]}_test", "classification", "group_column" in facts)
         local = open_benchmark(name, tmp_path / "served", "set")
         copied = open_benchmark(name, url, "set", ("test",), tmp_path / "cache")
         assert content(copied) == content(local)

@@ -60,14 +60,12 @@ def test_a_summary_counts_every_sample_seen_names_the_extremes_and_has_a_panel_f
     objective = NUCLR(**NUCLR_OPTIONS)
     objective.allocate(50)
     for nothing in (InfoNCE(0.5, 0.5), objective):
-        assert diagnostics.write_sample_summary(nothing, tmp_path / "nothing.json") == {}
-    assert not (tmp_path / "nothing.json").exists()
+        assert diagnostics.summarise_samples(nothing) == {}
     objective.zeta[1] = torch.arange(50.0) / 100
     for first in (0, 20):
         ids = range(first, first + 20)
         objective(similarity(random_cosines(first, 20).float()), batch(list(ids)), progress(0, 100, 50, 20))
-    written = diagnostics.write_sample_summary(objective, tmp_path / "samples.json", extremes=3)
-    assert json.loads((tmp_path / "samples.json").read_text()) == written
+    written = json.loads(json.dumps(diagnostics.summarise_samples(objective, extremes=3)))
     text = written["log_popularity_text"]
     assert text["seen"] == 40 and sum(text["counts"]) == 40
     assert [sample["sample_id"] for sample in text["highest"]] == [39, 38, 37]

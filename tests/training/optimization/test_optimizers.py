@@ -39,10 +39,10 @@ from tests.support.runs import assert_equal
 RATE = Linear(1e-2, 0.0, 0.0, None, 0, None, False)
 TIMM = partial(TimmOptimizer, betas=None, options={}, weight_decay=0.3, schedule=RATE)
 OPTIMIZERS: dict[str, GroupedOptimizer] = {
-    "adamw": AdamW([0.9, 0.98], 1e-8, 0.3, RATE),
-    "sgd": SGD(0.9, True, 0.3, RATE),
-    "adafactor": Adafactor(-0.8, None, 1e-3, 1.0, 0.3, RATE),
-    "muon": Muon(0.95, True, 5, "match_rms_adamw", 0.5, [0.9, 0.98], 1e-8, 0.3, RATE),
+    "adamw": AdamW([0.9, 0.98], 1e-8, weight_decay=0.3, schedule=RATE),
+    "sgd": SGD(0.9, True, weight_decay=0.3, schedule=RATE),
+    "adafactor": Adafactor(-0.8, None, 1e-3, 1.0, weight_decay=0.3, schedule=RATE),
+    "muon": Muon(0.95, True, 5, "match_rms_adamw", 0.5, [0.9, 0.98], 1e-8, weight_decay=0.3, schedule=RATE),
     "lion": TIMM(name="lion", betas=[0.9, 0.98]),
     "lamb": TIMM(name="lamb", options={"trust_clip": True}),
     "lookahead_adan": TIMM(name="lookahead_adan"),
@@ -201,7 +201,7 @@ def test_an_optimizer_that_timm_does_not_have_is_one_message(change, message):
 def test_eight_bit_state_without_bitsandbytes_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ConfigError, match=r"needs bitsandbytes: pip install -e .*\[bitsandbytes\]"):
-        AdamW8bit([0.9, 0.98], 1e-8, 0.3, RATE)
+        AdamW8bit([0.9, 0.98], 1e-8, weight_decay=0.3, schedule=RATE)
 
 
 def test_a_step_never_takes_away_more_than_the_weight():
@@ -213,7 +213,7 @@ def test_a_step_never_takes_away_more_than_the_weight():
 @pytest.mark.parametrize("name", config_names("head"))
 def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
     head, objective = build_head(name), build_objective("siglip", "objective.initial_scale=10.0")
-    groups = AdamW([0.9, 0.98], 1e-8, 0.5, RATE).build(head, objective).param_groups
+    groups = AdamW([0.9, 0.98], 1e-8, weight_decay=0.5, schedule=RATE).build(head, objective).param_groups
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     for key, parameter in (*head.named_parameters(), *objective.named_parameters()):
         if parameter.requires_grad:
@@ -226,7 +226,7 @@ def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
 def test_eight_bit_state_takes_the_steps_of_bitsandbytes_and_resumes_from_its_state_exactly():
     bitsandbytes = pytest.importorskip("bitsandbytes")
 
-    recipe = AdamW8bit([0.9, 0.98], 1e-8, 0.3, RATE)
+    recipe = AdamW8bit([0.9, 0.98], 1e-8, weight_decay=0.3, schedule=RATE)
     theirs, whole, resumed = (Network(embeddings=512) for _ in range(3))
     library = bitsandbytes.optim.AdamW8bit(decay_groups(theirs.parameters(), 0.3), lr=1e-2, betas=(0.9, 0.98))
     expected = trained(recipe, theirs, library)
