@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import MLP
 
 from clipzoo.encoders.base import Encoder
 from clipzoo.types import Features
@@ -41,12 +40,6 @@ def lookup(items: int, points: int, width: int) -> Views:
     tables = (nn.Embedding(items, points * width) for _ in range(2))
     image, text = (nn.Sequential(table, nn.Unflatten(1, (points, width))) for table in tables)
     return Views(image, text, width, width)
-
-
-def perceptrons(widths: list[int]) -> Views:
-    """One ReLU network per view. widths: of the view, of the hidden layers and of the features."""
-    image, text = (MLP(widths[0], widths[1:]) for _ in range(2))
-    return Views(image, text, widths[-1], widths[-1])
 
 
 def lenet(labels: int) -> Views:

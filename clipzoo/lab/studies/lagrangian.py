@@ -100,7 +100,14 @@ class Lagrangian(Study):
         def watch(model: Model) -> Mapping[str, float]:
             # Called after each epoch, and once more at the end.
             for name, pairs in views.items():
-                rows.append({"epoch": 1 + len(rows) // len(SPLITS), "split": name, **recalls(model, *pairs)})
+                scores = scores_of(model, *pairs)
+                matches = torch.arange(len(scores), device=scores.device)
+                recalls = {
+                    f"{direction}_at_{depth}": float((positions(matrix, matches) < depth).double().mean())
+                    for direction, matrix in zip(DIRECTIONS.values(), (scores, scores.mT), strict=True)
+                    for depth in (1, 5)
+                }
+                rows.append({"epoch": 1 + len(rows) // len(SPLITS), "split": name, **recalls})
             return {}
 
         count = coefficients.shape[1]
@@ -227,17 +234,6 @@ def scores_of(model: Model, coefficients: Tensor, tracers: Tensor, block: int = 
     image: list[Embedding] = [model.encode_image(rows) for rows in coefficients.split(block)]
     text: list[Embedding] = [model.encode_text(rows) for rows in tracers.split(block)]
     return torch.cat([scores for _, scores in score_blocks(model, concatenate(image), concatenate(text))])
-
-
-def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, float]:
-    """R@1 and R@5 in both directions among these pairs."""
-    scores = scores_of(model, coefficients, tracers)
-    matches = torch.arange(len(scores), device=scores.device)
-    return {
-        f"{name}_at_{depth}": float((positions(matrix, matches) < depth).double().mean())
-        for name, matrix in (("to_trajectories", scores), ("to_coefficients", scores.mT))
-        for depth in (1, 5)
-    }
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torchvision.ops import MLP
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Scale
 from clipzoo.heads.cloob import CloobHead
-from clipzoo.lab.studies.encoders import perceptrons
+from clipzoo.lab.studies.encoders import Views
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels
 from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
 from clipzoo.model import Model
@@ -158,7 +159,7 @@ class MutualInformation(AdamStudy):
         if kind == INFONCE:
             objective = InfoNCE(image_to_text=0.5, text_to_image=0.5)
         return fit(
-            lambda: perceptrons([self.dimensions, *self.hidden, width]),
+            lambda: Views(*(MLP(self.dimensions, [*self.hidden, width]) for _ in range(2)), width, width),
             lambda: CloobHead(width, width, width, inverse_temperature, hopfield=kind == HOPFIELD, beta=beta),
             objective, *correlated(truth, self.dimensions, self.steps * self.batch, self.seed), steps=self.steps,
             batch=self.batch, rate=self.rate, seed=self.seed,
