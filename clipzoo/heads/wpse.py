@@ -96,8 +96,8 @@ class WpseHead(VectorHead):
         super().__init__()
         self.needs_padding = text_points == "all"
         self.stochastic = alpha[1] > 0
-        self.image = TokenPoints(image_width, embed_width, "head.image_points", image_points, padding=False)
-        self.text = TokenPoints(text_width, embed_width, "head.text_points", None, padding=self.needs_padding)
+        self.image = TokenPoints(image_width, embed_width, image_points, padding=False)
+        self.text = TokenPoints(text_width, embed_width, None, padding=self.needs_padding)
         self.scale = nn.Parameter(torch.tensor(1 / temperature))
         self._alpha, self._kernel, self._seed, self._embed_width = alpha, kernel, seed, embed_width
         self._features = {True: features, False: evaluation_features}

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @cache
 def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
-    """Return `triton_<operations>` for fp32 on a GPU, else `<operations>_cpu`; on a GPU the latter logs a warning.
+    """Return the module `triton_<operations>` for fp32 on a GPU, else `<operations>`, with a warning on a GPU.
 
     operations: "sums" or "kme". Where Triton interprets its kernels (TRITON_INTERPRET=1), a CPU counts as a GPU.
     """
@@ -34,7 +34,7 @@ def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
                 return kernels
             reason = f"there are no kernels for {dtype}"
         _log.warning("%s runs in blocks of torch operations, slower than Triton's kernels: %s", operations, reason)
-    return import_module(f"clipzoo.ops.{operations}_cpu")
+    return import_module(f"clipzoo.ops.{operations}")
 
 
 # torch computes fp32 products on CPUs with MKL, whose AVX-512 kernels are for Intel's processors only; oneDNN was 2.2

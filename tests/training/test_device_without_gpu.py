@@ -17,7 +17,7 @@ from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.probe import LabelledFeatures, held_out
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
-from clipzoo.ops import filip, filip_cpu, kme, kme_cpu, sums, sums_cpu
+from clipzoo.ops import filip, kme, sums
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Settings
 from clipzoo.training.train import fit
@@ -42,8 +42,8 @@ KME_WAITS = {
     "ops/packing.py pack",
     "ops/packing.py without_padding",
     "ops/packing.py _without_duplicates",
-    "ops/kme_cpu.py kme_forward",
-    "ops/kme_cpu.py kme_backward",
+    "ops/kme.py kme_forward",
+    "ops/kme.py kme_backward",
 }
 # Wrong or repeated sample ids must not reach the state.
 STATE_WAITS = {"objectives/per_sample.py rows"}
@@ -60,9 +60,8 @@ WAITS = {
 @pytest.fixture
 def torch_kernels(monkeypatch):
     """Replace Triton's kernels by the blocks in torch."""
-    monkeypatch.setattr(filip, "backend", lambda *_: filip_cpu)
-    monkeypatch.setattr(kme, "backend", lambda *_: kme_cpu)
-    monkeypatch.setattr(sums, "backend", lambda *_: sums_cpu)
+    for module in (filip, kme, sums):
+        monkeypatch.setattr(module, "backend", lambda *_, module=module: module)
 
 
 @pytest.mark.medium
