@@ -30,8 +30,7 @@ class TokenPoints(nn.Module):
     def select(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens [b, M, w], their weights before the head's activation [b, M] and a mask [b, M] of points.
 
-        Raises:
-            ConfigError: the encoder has no tokens, or fewer than `first`.
+        See `leading_tokens`.
         """
         tokens, mask = leading_tokens(features, self._first, "head.image_points")
         weights = (tokens @ self.weight_projection).squeeze(-1)

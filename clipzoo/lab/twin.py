@@ -33,7 +33,6 @@ from clipzoo import io
 from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.cli.arguments import Progress as ProgressLines, number_in, output_folder, refuse
 from clipzoo.config.compose import compose
-from clipzoo.config.vocabulary import Count, NonNegative
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.exports.hub import export
@@ -54,7 +53,7 @@ from clipzoo.training.parts import Dataset
 from clipzoo.training.schedules import Cosine
 from clipzoo.training.settings import Computation, Precision
 from clipzoo.training.train import train
-from clipzoo.types import Batch
+from clipzoo.types import Batch, Count, NonNegative
 
 OPEN_CLIP = "open_clip"
 VALUES = ("loss", "gradient_norm", "temperature")

@@ -40,7 +40,6 @@ from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.schema import kinds_of
-from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
@@ -58,7 +57,7 @@ from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
 from clipzoo.training.throughput import flops_per_step
 from clipzoo.training.train import train
-from clipzoo.types import Batch, Part, Progress, as_captions, checked
+from clipzoo.types import Ascending, Batch, Count, Part, Probability, Progress, Range, Seed, Share, as_captions, checked
 
 SCALES, BUDGETS = "scales", "budgets"
 """Optional keys of a lab. scales: overrides by name; every method is trained with each of them. budgets: factors of

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive
 from clipzoo.heads.vector import InnerProductHead
-from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, SKY, VERMILION, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select, vectors
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, power
 from clipzoo.objectives.conditional import Conditional
 

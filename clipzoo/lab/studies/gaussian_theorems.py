@@ -13,15 +13,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Range
 from clipzoo.heads.vector import DistanceHead, InnerProductHead
-from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, line, panels
-from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select, vectors
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.joint import Joint
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Count, NonNegative, Progress, Range
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN}
 PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {

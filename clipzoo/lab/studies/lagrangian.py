@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
-from clipzoo.config.vocabulary import Count, Layers, NonNegative, Positive, Range, Rate, Scale, Seed
 from clipzoo.evaluation.scoring import positions, score_blocks
 from clipzoo.heads.vector import ClipHead
-from clipzoo.lab.studies.encoders import TrajectoryNetwork, Views
 from clipzoo.lab.studies.figures import BLUE, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, Views, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
-from clipzoo.types import Embedding, Part, concatenate
+from clipzoo.types import Count, Embedding, Layers, NonNegative, Part, Positive, Range, Rate, Scale, Seed, concatenate
 
 DIRECTIONS = {"coefficients to trajectories": "to_trajectories", "trajectories to coefficients": "to_coefficients"}
 SPLITS = {"train": VERMILION, "test": BLUE}
@@ -226,6 +224,23 @@ class Lagrangian(Study):
         )
         accuracy = "Figure 14: retrieval accuracy during training."
         return {"flows": (flows, paths), "retrieval": (retrieval, accuracy), "example": (example, first)}
+
+
+class TrajectoryNetwork(nn.Module):
+    """A transformer over the positions of a tracer, [b, L, 2] -> [b, width], pooled at the last token."""
+
+    def __init__(self, observations: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.lift = nn.Linear(2, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(observations, width))
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        # Nested tensors speed up padded rows; these rows have no padding.
+        self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+
+    def forward(self, path: Tensor) -> Tensor:
+        return self.blocks(self.lift(path) + self.positions)[:, -1]
 
 
 @torch.no_grad()

@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 from torchvision.ops import MLP
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Scale
 from clipzoo.heads.cloob import CloobHead
-from clipzoo.lab.studies.encoders import Views
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, Views, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.types import Batch
+from clipzoo.types import Batch, Count, NonNegative, Positive, Scale
 
 INFONCE, INFOLOOB, HOPFIELD = "InfoNCE", "InfoLOOB", "InfoLOOB with Hopfield"
 COLOURS = {INFONCE: BLUE, INFOLOOB: VERMILION, HOPFIELD: GREEN}
