@@ -8,36 +8,14 @@ model.similarity(image, text)
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-_MODULES = {
-    "Batch": "clipzoo.types",
-    "ConfigError": "clipzoo.errors",
-    "Encoder": "clipzoo.encoders.base",
-    "Features": "clipzoo.types",
-    "InMemoryDataset": "clipzoo.data.in_memory",
-    "LoadedModel": "clipzoo.loading",
-    "Loss": "clipzoo.types",
-    "Model": "clipzoo.model",
-    "PointSet": "clipzoo.types",
-    "Progress": "clipzoo.types",
-    "Scores": "clipzoo.types",
-    "SearchIndex": "clipzoo.explore.index",
-    "Similarity": "clipzoo.types",
-    "World": "clipzoo.distributed.world",
-    "build_index": "clipzoo.explore.index",
-    "concatenate": "clipzoo.types",
-    "export": "clipzoo.exports.hub",
-    "from_open_clip": "clipzoo.exports.open_clip",
-    "from_transformers": "clipzoo.exports.transformers",
-    "interpolate": "clipzoo.loading",
-    "load": "clipzoo.exports.hub",
-    "mteb": "clipzoo.loading",
-    "save_adapters": "clipzoo.exports.adapters",
-    "train": "clipzoo.training.train",
-}
-"""Public name -> its module; `__init__.pyi` lists the same names for type checkers."""
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text())
+_MODULES = {alias.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+"""Public name -> its module, from the list for type checkers."""
 __all__ = sorted(_MODULES)
 
 

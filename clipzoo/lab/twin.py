@@ -115,7 +115,7 @@ def run(options: Namespace) -> None:
             raise ConfigError(f"--batch {options.batch} must be a multiple of {parts}: 4 micro-batches on each rank")
         folder = new_output(options.output or Path("runs/twin") / OPEN_CLIP)
         if options.shards is None:
-            scenes = WorldParameters(seed=0, image_size=64, train=512, shard=128, probe=8, test=8, scenes=8)
+            scenes = WorldParameters(train=512, shard=128, probe=8, test=8, scenes=8, composition=0)
             ensure_world(folder / "scenes", scenes, 1, ProgressLines("scenes", "images"))
             options.shards = str(folder / "scenes" / "train")
         progress = ProgressLines("twin", "trainings")

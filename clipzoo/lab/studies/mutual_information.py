@@ -156,9 +156,13 @@ class MutualInformation(AdamStudy):
         objective: Objective = InfoLOOB(scale=1.0, image_to_text=0.5, text_to_image=0.5)
         if kind == INFONCE:
             objective = InfoNCE(image_to_text=0.5, text_to_image=0.5)
+
+        def encoder() -> Views:
+            image, text = (MLP(self.dimensions, [*self.hidden, width]) for _ in range(2))
+            return Views(image, text, width, width)
+
         return fit(
-            lambda: Views(*(MLP(self.dimensions, [*self.hidden, width]) for _ in range(2)), width, width),
-            lambda: CloobHead(width, width, width, inverse_temperature, hopfield=kind == HOPFIELD, beta=beta),
+            encoder, lambda: CloobHead(width, width, width, inverse_temperature, hopfield=kind == HOPFIELD, beta=beta),
             objective, *correlated(truth, self.dimensions, self.steps * self.batch, self.seed), steps=self.steps,
             batch=self.batch, rate=self.rate, seed=self.seed,
         )  # fmt: skip
