@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clipzoo.ops.packing import Block, Layout, without_padding
-from clipzoo.ops.tiles import backend, product, tile_side
+from clipzoo.ops.tiles import Block, Layout, backend, product, tile_side, without_padding
 
 GPU_TILE = 4096
 """Points of a tile's side for the gradient on a GPU, 64 MiB in float32."""

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clipzoo.ops import filip
-from clipzoo.ops.packing import Layout
+from clipzoo.ops.tiles import Layout
 from clipzoo.ops.triton_tiles import ABSENT, narrow_tiles, products
 
 LONGEST_CAPTION = 512

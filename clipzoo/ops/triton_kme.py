@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.ops.kme import LOG2_E, PLAIN_LIMIT
-from clipzoo.ops.packing import Block, Packed
+from clipzoo.ops.kme import LOG2_E, PLAIN_LIMIT, Packed
+from clipzoo.ops.tiles import Block
 from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, tile_scores
 
 

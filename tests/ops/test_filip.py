@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from clipzoo.ops import filip
 from clipzoo.ops.filip import filip_scores, filip_scores_reference, position_type
-from clipzoo.ops.packing import without_padding
+from clipzoo.ops.tiles import without_padding
 from tests.support.largest_tensor import LargestTensor
 from tests.support.token_sets import by_loops, differentiated, token_sets
 

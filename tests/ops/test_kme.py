@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from clipzoo.ops import kme, packing, tiles
+from clipzoo.ops import kme, tiles
 from clipzoo.ops.kme import kme_score
 from tests.support.largest_tensor import LargestTensor
 from tests.support.point_sets import all_pairs, differentiated, point_sets
@@ -104,12 +104,12 @@ def test_identical_points_of_a_sample_are_computed_once_with_the_same_score_and_
     scores, gradients = differentiated(kme_score, sets)
     torch.testing.assert_close(scores, exact, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients, exact_gradients, rtol=1e-9, atol=1e-11)
-    lengths = packing.pack(repeated, weights).layout.lengths
+    lengths = kme.pack(repeated, weights).layout.lengths
     assert all(length <= 3 for length in lengths) and sum(lengths) < int((weights > -math.inf).sum())
     # Points that share only their first coordinates stay apart.
     alike = torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(0))
     alike[:, 1, :16] = alike[:, 0, :16]
-    assert packing.pack(alike, torch.zeros(2, 3)).layout.lengths == [3, 3]
+    assert kme.pack(alike, torch.zeros(2, 3)).layout.lengths == [3, 3]
 
 
 @pytest.mark.parametrize("gamma", [7.14, 50.0])

@@ -39,9 +39,9 @@ PAIRS = [
 """Every head and every objective."""
 # Numbers of points, and of identical ones, set the sizes of later tensors; gamma selects the way to compute a tile.
 KME_WAITS = {
-    "ops/packing.py pack",
-    "ops/packing.py without_padding",
-    "ops/packing.py _without_duplicates",
+    "ops/kme.py pack",
+    "ops/tiles.py without_padding",
+    "ops/kme.py _without_duplicates",
     "ops/kme.py kme_forward",
     "ops/kme.py kme_backward",
 }
@@ -51,7 +51,7 @@ STATE_WAITS = {"objectives/per_sample.py rows"}
 RAW_WAITS = {"objectives/mmd.py kernel_matrix"}
 WAITS = {
     "kme": KME_WAITS,
-    "filip": {"ops/filip.py filip_scores", "ops/packing.py without_padding"},  # numbers of points
+    "filip": {"ops/filip.py filip_scores", "ops/tiles.py without_padding"},  # numbers of points
     **dict.fromkeys(("nuclr", "sogclr", "isogclr", "fastclip", "drrho", "glofnd"), STATE_WAITS),
     **dict.fromkeys(("mmd_conditional", "mmd_joint"), RAW_WAITS),
 }
