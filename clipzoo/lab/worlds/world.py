@@ -367,15 +367,10 @@ class EnumeratedWorld:
         return (1 - share) * matched + share * (self.scene_probability @ matched)
 
     @cached_property
-    def caption_probability(self) -> Floats:
-        """p(caption), [c]."""
-        return self.scene_probability @ self.caption_given_scene
-
-    @cached_property
     def pmi(self) -> Floats:
         """Pointwise mutual information in nats, [s, c]; -inf where a scene never has a caption."""
         with np.errstate(divide="ignore"):
-            return np.log(self.caption_given_scene) - np.log(self.caption_probability)
+            return np.log(self.caption_given_scene) - np.log(self.scene_probability @ self.caption_given_scene)
 
     @property
     def information(self) -> float:

@@ -70,7 +70,7 @@ def chance_of_name(name: str, item: Object, partial: Fraction) -> Fraction:
 def test_captions_of_every_scene_have_total_probability_one(name: str) -> None:
     world = EnumeratedWorld(4, 3, VARIANTS[name])
     assert world.caption_given_scene.sum(1) == pytest.approx(1)
-    assert world.caption_probability.sum() == pytest.approx(1)
+    assert (world.scene_probability @ world.caption_given_scene).sum() == pytest.approx(1)
     assert world.information > 0
 
 
