@@ -13,13 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_MODULES: dict[str, str] = {
-    alias.name: str(node.module)
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
-"""Public name -> its module, as `__init__.pyi` lists them, which type checkers read too."""
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text())
+_MODULES = {alias.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+"""Public name -> its module, from the list for type checkers."""
 __all__ = sorted(_MODULES)
 
 

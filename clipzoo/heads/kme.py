@@ -50,8 +50,8 @@ class KmeHead(Head[PointSet]):
     ) -> None:
         super().__init__()
         self.needs_padding = text_points == "all"
-        self.image = TokenPoints(image_width, embed_width, "head.image_points", image_points, padding=False)
-        self.text = TokenPoints(text_width, embed_width, "head.text_points", None, padding=self.needs_padding)
+        self.image = TokenPoints(image_width, embed_width, image_points, padding=False)
+        self.text = TokenPoints(text_width, embed_width, None, padding=self.needs_padding)
         # The inverse of softplus.
         self.raw_gamma = nn.Parameter(torch.tensor(gamma + math.log(-math.expm1(-gamma))))
         self.merge = merge

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from clipzoo.heads.base import FLOAT, ICLR, ICML, Cost, Paper, ScaledHead, Shape, projections, transposed
 from clipzoo.heads.pairs import split_views
-from clipzoo.heads.vector import projection
-from clipzoo.ops.features import squared_distances
+from clipzoo.heads.vector import projection, squared_distances
 from clipzoo.types import Count, Features, Positive, Scale, Similarity, Term, Weight, checked
 
 SMALLEST = 1e-8

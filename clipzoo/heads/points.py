@@ -17,26 +17,22 @@ EPSILON = 1e-6
 class TokenPoints(nn.Module):
     """One modality's tokens -> unit points and raw weights, linear maps without bias (WPSE, section 5.3).
 
-    width: w. embed_width: d. key: configuration key of `first`, for messages.
-    first: number of leading tokens that are points; None: all.
+    width: w. embed_width: d. first: number of leading tokens that are points (head.image_points); None: all.
     padding: if True padding tokens are points; otherwise they have weight zero.
     """
 
-    def __init__(self, width: int, embed_width: int, key: str, first: int | None, padding: bool) -> None:
+    def __init__(self, width: int, embed_width: int, first: int | None, padding: bool) -> None:
         super().__init__()
         self.projection = projection(width, embed_width)
         self.weight_projection = projection(width, 1)
-        self._key = key
-        self._first = first
-        self._padding = padding
+        self._first, self._padding = first, padding
 
     def select(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens [b, M, w], their weights before the head's activation [b, M] and a mask [b, M] of points.
 
-        Raises:
-            ConfigError: the encoder has no tokens, or fewer than `first`.
+        See `leading_tokens`.
         """
-        tokens, mask = leading_tokens(features, self._first, self._key)
+        tokens, mask = leading_tokens(features, self._first, "head.image_points")
         weights = (tokens @ self.weight_projection).squeeze(-1)
         return tokens, weights, torch.ones_like(mask) if self._padding else mask
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from numpy.random import SeedSequence
 from torch import Generator, Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from clipzoo.heads.base import FLOAT, ICLR, Cost, Paper, ScoreParts, Shape, cost_of_vectors, projections
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
-from clipzoo.ops.features import pooled_waves
+from clipzoo.ops.tiles import product
 from clipzoo.types import Count, Features, Part, Positive, Range, Scale, Seed, Weight, checked
 
 
@@ -96,8 +97,8 @@ class WpseHead(VectorHead):
         super().__init__()
         self.needs_padding = text_points == "all"
         self.stochastic = alpha[1] > 0
-        self.image = TokenPoints(image_width, embed_width, "head.image_points", image_points, padding=False)
-        self.text = TokenPoints(text_width, embed_width, "head.text_points", None, padding=self.needs_padding)
+        self.image = TokenPoints(image_width, embed_width, image_points, padding=False)
+        self.text = TokenPoints(text_width, embed_width, None, padding=self.needs_padding)
         self.scale = nn.Parameter(torch.tensor(1 / temperature))
         self._alpha, self._kernel, self._seed, self._embed_width = alpha, kernel, seed, embed_width
         self._features = {True: features, False: evaluation_features}
@@ -192,6 +193,64 @@ class WpseHead(VectorHead):
 
     def logs(self) -> Mapping[str, Tensor]:
         return {"temperature": 1 / self.scale.detach()}
+
+
+# Random Fourier features of weighted points, summed over each sample's points (eq. 8).
+#
+# The features [b, M, D] of all points would be the largest tensor of the head: they are computed for a few samples at a
+# time and recomputed for the gradient. The slow twin is `pooled_waves_reference`.
+
+
+def pooled_waves_reference(points: Tensor, weights: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """[b, M, d], [b, M], [D, d], [D] -> sum_i weights_i cos(frequencies . points_i + phases) [b, D]."""
+    waves = torch.cos(points @ frequencies.mT + phases)  # [b, M, D]
+    return (weights.unsqueeze(1) @ waves).squeeze(1)
+
+
+ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Number of features in memory at a time: they fit into a CPU's cache, or fill a GPU."""
+
+
+def pooled_waves(points: Tensor, weights: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """[b, M, d], [b, M], [D, d], [D] -> sum_i weights_i cos(frequencies . points_i + phases) [b, D].
+
+    Differentiable in points and weights; frequencies and phases are not trained.
+    """
+    if torch.compiler.is_exporting():
+        return pooled_waves_reference(points, weights, frequencies, phases)
+    return _PooledWaves.apply(points, weights, frequencies, phases)
+
+
+class _PooledWaves(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, points: Tensor, weights: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+        context.save_for_backward(points, weights, frequencies, phases)
+        pooled = points.new_empty(len(points), len(phases))
+        for samples, angles in _angles(points, frequencies, phases):
+            torch.bmm(weights[samples, None], angles.cos_(), out=pooled[samples, None])
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        points, weights, frequencies, phases = context.saved_tensors
+        d_points, d_weights = torch.empty_like(points), torch.empty_like(weights)
+        for samples, angles in _angles(points, frequencies, phases):
+            pooled_gradient = gradient[samples, None]  # [r, 1, D]
+            d_weights[samples] = (angles.cos() @ pooled_gradient.mT).squeeze(2)
+            slopes = angles.sin_().mul_(pooled_gradient).mul_(-weights[samples, :, None])
+            d_points[samples] = product(slopes.flatten(0, 1), frequencies.mT).view_as(d_points[samples])
+        return d_points, d_weights, None, None
+
+
+def _angles(points: Tensor, frequencies: Tensor, phases: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of samples and the angles [r, M, D] of their points."""
+    elements = ELEMENTS["cuda" if points.is_cuda else "cpu"]
+    size = max(1, elements // max(1, points.shape[1] * len(phases)))
+    for start in range(0, len(points), size):
+        samples = slice(start, min(start + size, len(points)))
+        angles = product(points[samples].flatten(0, 1), frequencies, phases)
+        yield samples, angles.unflatten(0, (-1, points.shape[1]))
 
 
 # Shift-invariant kernels: exact values, and random frequencies of their Fourier features.

@@ -15,21 +15,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from markupsafe import Markup
 
 from clipzoo.cli.arguments import Parser, Progress, number_in, output_folder, run_main
-from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
 from clipzoo.io import write_whole
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.report.published import axes, experiments, layout, search_of, table, table_names, total_cost
 from clipzoo.report.render import Cell, from_template, text_table
-from clipzoo.runs.directory import is_finished, run_folder
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.sweep import Point
 
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
 """The paper's learning rate: with the demo's, made for unit vectors, nothing is learned. Padding tokens of the demo's
@@ -51,32 +49,23 @@ COMMON = ("scale=demo", "eval.linear_probe=[shapes,counts]")
 PAGE = CONF.parent / "docs" / "papers" / "reproduce.md"
 
 
-@dataclass(frozen=True)
-class Job:
-    row: str
-    overrides: tuple[str, ...]
-
-    @cached_property
-    def folder(self) -> Path:
-        return run_folder(compose(self.overrides), self.overrides)
-
-
-def jobs_of(rows: Mapping[str, Sequence[str]], runs: Path) -> list[Job]:
-    """The jobs of rows with their overrides, in the folder `runs`."""
-    return [
-        Job(row, (f"experiment={experiments()[row].name}", *COMMON, *overrides, f"runs={runs}"))
+def jobs_of(rows: Mapping[str, Sequence[str]], runs: Path) -> dict[str, Point]:
+    """The runs of rows with their overrides, in the folder `runs`."""
+    return {
+        row: Point({}, (f"experiment={experiments()[row].name}", *COMMON, *overrides, f"runs={runs}"))
         for row, overrides in rows.items()
-    ]
+    }
 
 
-def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
-    """Train the unfinished jobs, `parallel` at a time; return those that failed. An interruption stops all of them."""
+def train(jobs: Mapping[str, Point], parallel: int) -> list[str]:
+    """Train the unfinished rows, `parallel` at a time; return those that failed. An interruption stops all of them."""
     threads = max(1, (os.cpu_count() or 1) // parallel)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     progress, processes = Progress("reproduce", "rows"), list[subprocess.Popen[bytes]]()
 
-    def run(job: Job) -> None:
-        name, path = job.row.split("/")[2].split(" RN50")[0], job.folder.with_name(f"{job.folder.name}.log")
+    def run(row: str) -> None:
+        job, name = jobs[row], row.split("/")[2].split(" RN50")[0]
+        path = job.folder.with_name(f"{job.folder.name}.log")
         if is_finished(job.folder):
             return _print(f"{name}: finished before, skipped")
         _print(f"{name}: {shlex.join(['clipzoo', 'train', *job.overrides])}; log: {path}")
@@ -100,7 +89,7 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
             for process in processes:
                 process.terminate()
             raise
-    return [job for job in jobs if not is_finished(job.folder)]
+    return [row for row, job in jobs.items() if not is_finished(job.folder)]
 
 
 def main() -> int:

@@ -33,7 +33,6 @@ from clipzoo import io
 from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.cli.arguments import Progress as ProgressLines, number_in, output_folder, refuse
 from clipzoo.config.compose import compose
-from clipzoo.config.vocabulary import Count, NonNegative
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.exports.hub import export
@@ -54,7 +53,7 @@ from clipzoo.training.parts import Dataset
 from clipzoo.training.schedules import Cosine
 from clipzoo.training.settings import Computation, Precision
 from clipzoo.training.train import train
-from clipzoo.types import Batch
+from clipzoo.types import Batch, Count, NonNegative
 
 OPEN_CLIP = "open_clip"
 VALUES = ("loss", "gradient_norm", "temperature")
@@ -116,7 +115,7 @@ def run(options: Namespace) -> None:
             raise ConfigError(f"--batch {options.batch} must be a multiple of {parts}: 4 micro-batches on each rank")
         folder = new_output(options.output or Path("runs/twin") / OPEN_CLIP)
         if options.shards is None:
-            scenes = WorldParameters(seed=0, image_size=64, train=512, shard=128, probe=8, test=8, scenes=8)
+            scenes = WorldParameters(train=512, shard=128, probe=8, test=8, scenes=8, composition=0)
             ensure_world(folder / "scenes", scenes, 1, ProgressLines("scenes", "images"))
             options.shards = str(folder / "scenes" / "train")
         progress = ProgressLines("twin", "trainings")

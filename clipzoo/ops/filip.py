@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clipzoo.ops.packing import Layout, without_padding
-from clipzoo.ops.tiles import backend, product, tile_side
+from clipzoo.ops.tiles import Block, Layout, backend, product, tile_side, without_padding
 
 GPU_TILE = 4096
 """Points of a tile's side for the gradient on a GPU, 64 MiB in float32."""
@@ -93,3 +92,50 @@ class _Sums(torch.autograd.Function):
                 d_left[rows.points].add_(product(tile, right[columns.points].mT))
                 d_right[:, columns.points].add_(product(transposed, tile.mT))
         return d_left, d_right.mT, None, None
+
+
+# The maxima in tiles of torch operations, on CPUs.
+
+
+def filip_forward(
+    left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout,
+    to_text: Tensor, to_image: Tensor, best_of_text: Tensor, best_of_image: Tensor,
+) -> None:  # fmt: skip
+    """Packed points [P, d] of n images and [Q, d] of k texts -> the last four arguments, which are overwritten.
+
+    to_text, to_image: sums over an image's points of the largest product with a text's points [n, k], and over a text's
+    points of the largest with an image's [n, k]. best_of_text, best_of_image: positions of the maxima.
+    """
+    column_blocks = list(of_texts.blocks(tile_side()))
+    for rows in of_images.blocks(tile_side()):
+        for columns in column_blocks:
+            tile = product(left[rows.points], right[columns.points])
+            largest, position = _largest(tile.mT.contiguous(), columns, best_of_text.dtype)
+            to_text[rows.samples, columns.samples] = _summed(largest, rows).mT
+            best_of_text[rows.points, columns.samples] = position.mT
+            largest, position = _largest(tile, rows, best_of_image.dtype)
+            to_image[rows.samples, columns.samples] = _summed(largest, columns)
+            best_of_image[rows.samples, columns.points] = position
+
+
+def _largest(tile: Tensor, block: Block, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[p, q] -> the largest entry of each sample's rows [samples, q], and its position inside the sample."""
+    if block.length:
+        return _maximum(tile.unflatten(0, (block.count, block.length)), dtype)
+    largest = tile.new_zeros(block.count, tile.shape[1])
+    position = torch.zeros_like(largest, dtype=dtype)
+    for sample, points in block.segments:
+        largest[sample], position[sample] = _maximum(tile[points], dtype)
+    return largest, position
+
+
+def _maximum(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[..., L, q] -> maxima and their positions [..., q]; torch.max takes 1.7 times as long on a CPU."""
+    largest = values.amax(dim=-2, keepdim=True)
+    places = torch.arange(values.shape[-2], dtype=dtype, device=values.device)[:, None]
+    return largest.squeeze(-2), (values == largest).view(torch.uint8).to(dtype).mul_(places).amax(dim=-2)
+
+
+def _summed(largest: Tensor, block: Block) -> Tensor:
+    """[s, p] -> sums over each sample's points, [s, samples]."""
+    return largest.new_zeros(len(largest), block.count).index_add_(1, block.owner, largest)

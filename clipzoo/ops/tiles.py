@@ -7,10 +7,13 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @cache
 def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
-    """Return `triton_<operations>` for fp32 on a GPU, else `<operations>_cpu`; on a GPU the latter logs a warning.
+    """Return the module `triton_<operations>` for fp32 on a GPU, else `<operations>`, with a warning on a GPU.
 
     operations: "sums" or "kme". Where Triton interprets its kernels (TRITON_INTERPRET=1), a CPU counts as a GPU.
     """
@@ -34,7 +37,7 @@ def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
                 return kernels
             reason = f"there are no kernels for {dtype}"
         _log.warning("%s runs in blocks of torch operations, slower than Triton's kernels: %s", operations, reason)
-    return import_module(f"clipzoo.ops.{operations}_cpu")
+    return import_module(f"clipzoo.ops.{operations}")
 
 
 # torch computes fp32 products on CPUs with MKL, whose AVX-512 kernels are for Intel's processors only; oneDNN was 2.2
@@ -138,3 +141,65 @@ def tile_side(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
             if text[:-1].isdigit() and text[-1] in units:
                 sizes.append(int(text[:-1]) * units[text[-1]])
     return min(max(math.isqrt(max(sizes) // (5 * 4)) // 64 * 64, 640), 1280) if sizes else 1280
+
+
+# Point sets without padding, whose tiles are blocks of whole samples.
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the points of n samples in a packed array of P points.
+
+    lengths: numbers of points of the samples. starts: n + 1 offsets. owner: [P] int64, the sample of each point.
+    """
+
+    lengths: list[int]
+    starts: list[int]
+    owner: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def blocks(self, points: int) -> Iterator[Block]:
+        """Yield the fewest blocks of consecutive whole samples, evenly sized, of about `points` points."""
+        total = self.starts[-1]
+        count = -(-total // points)
+        centre = [(start + end) / 2 for start, end in pairwise(self.starts)]
+        for _, samples in groupby(range(len(self)), key=lambda sample: int(centre[sample] * count / max(total, 1))):
+            indices = list(samples)
+            if self.starts[indices[-1] + 1] > self.starts[indices[0]]:
+                yield Block(self, indices[0], indices[-1] + 1)
+
+
+class Block:
+    """Samples `first` to `last` of a layout: slices of its samples and points, and where each sample's points are."""
+
+    def __init__(self, layout: Layout, first: int, last: int) -> None:
+        start = layout.starts[first]
+        self.samples = slice(first, last)
+        self.points = slice(start, layout.starts[last])
+        self.owner = layout.owner[self.points] - first
+        # [samples], the first point of each; for one without points any point of the block.
+        starts = [min(first_point - start, len(self.owner) - 1) for first_point in layout.starts[first:last]]
+        self.starts = torch.tensor(starts).to(self.owner, non_blocking=True)
+        self.count = last - first
+        lengths = layout.lengths[first:last]
+        self.length = lengths[0] if min(lengths) == max(lengths) else None
+        self.segments = [
+            (index, slice(layout.starts[first + index] - start, layout.starts[first + index + 1] - start))
+            for index in range(self.count)
+            if lengths[index]
+        ]
+
+
+def without_padding(present: Tensor, lengths: list[int], *values: Tensor) -> tuple[Any, ...]:
+    """Layout of the places of `present` [n, M], and values [n, M, ...] at those places [P, ...].
+
+    lengths: numbers of those places of the samples, the sums of the rows of `present`.
+    """
+    owner = torch.arange(len(present), device=present.device).repeat_interleave(present.shape[1])
+    packed = [owner, *(tensor.flatten(0, 1) for tensor in values)]
+    if sum(lengths) < len(owner):
+        index = present.flatten().nonzero().squeeze(1)
+        packed = [tensor.index_select(0, index) for tensor in packed]
+    return Layout(lengths, list(accumulate(lengths, initial=0)), packed[0]), *packed[1:]

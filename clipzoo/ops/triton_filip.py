@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clipzoo.ops import filip_cpu
-from clipzoo.ops.packing import Layout
+from clipzoo.ops import filip
+from clipzoo.ops.tiles import Layout
 from clipzoo.ops.triton_tiles import ABSENT, narrow_tiles, products
 
 LONGEST_CAPTION = 512
@@ -71,10 +71,10 @@ def largest_kernel(
 
 
 def filip_forward(left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout, *results: Tensor) -> None:
-    """As `filip_cpu.filip_forward`; products follow `torch.get_float32_matmul_precision()`."""
+    """As `filip.filip_forward`; products follow `torch.get_float32_matmul_precision()`."""
     longest = max(of_texts.lengths, default=0)
     if longest > LONGEST_CAPTION:
-        filip_cpu.filip_forward(left, right, of_images, of_texts, *results)
+        filip.filip_forward(left, right, of_images, of_texts, *results)
         return
     tiles = narrow_tiles()
     tiles = replace(tiles, rows=max(tiles.rows, triton.next_power_of_2(longest)))

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.ops.kme_cpu import LOG2_E, PLAIN_LIMIT
-from clipzoo.ops.packing import Block, Packed
+from clipzoo.ops.kme import LOG2_E, PLAIN_LIMIT, Packed
+from clipzoo.ops.tiles import Block
 from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, tile_scores
 
 
@@ -145,7 +145,7 @@ ALIGNMENT = 16
 
 
 def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """As `kme_cpu.kme_forward`: n and k samples -> S [n, k] and its normaliser for `kme_backward`."""
+    """As `kme.kme_forward`: n and k samples -> S [n, k] and its normaliser for `kme_backward`."""
     problem, layout = _Problem(left, right, gamma), right.layout
     right_starts = _on_device(layout.starts, right.points.device)
     normaliser = left.points.new_full((len(left.layout), len(layout)), -math.inf)
@@ -168,7 +168,7 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Ten
 def kme_backward(
     left: Packed, right: Packed, gamma: Tensor, normaliser: Tensor, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `kme_cpu.kme_backward`. P is written for a bounded run of images, then multiplied by the libraries."""
+    """As `kme.kme_backward`. P is written for a bounded run of images, then multiplied by the libraries."""
     problem = _Problem(left, right, gamma)
     d_left, d_left_weights = torch.zeros_like(left.points), torch.zeros_like(left.log_weights)
     d_right, d_right_weights = torch.zeros_like(right.points), torch.zeros_like(right.log_weights)

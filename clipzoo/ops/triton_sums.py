@@ -1,4 +1,4 @@
-"""Sums over all pairs of two sets of vectors on GPUs: the operations of `sums`, as `sums_cpu` computes them.
+"""Sums over all pairs of two sets of vectors on GPUs: the operations of `sums`.
 
 Triton's kernels compute the tiles, with exponents in base 2, sums in fp32 and no atomics; the libraries' products
 compute the gradients. Their precision follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clipzoo.ops.sums import Exponents
-from clipzoo.ops.sums_cpu import Pair
+from clipzoo.ops.sums import Exponents, Pair
 from clipzoo.ops.tiles import LeftOut
 from clipzoo.ops.triton_tiles import (
     ABSENT,
@@ -172,7 +171,7 @@ def _sums_and_means(exponents, scores, AXIS: tl.constexpr):
 def negative_sums_forward(
     left: Tensor, right: Tensor, rows: Exponents | None, columns: Exponents | None, left_out: LeftOut, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `sums_cpu.negative_sums_forward`; `tile` is not used."""
+    """As `sums.negative_sums_forward`; `tile` is not used."""
     tiles, left, right, flags = _launch(left, right, rows, columns, left_out)
     row_tiles, column_tiles = triton.cdiv(len(left), tiles.rows), triton.cdiv(len(right), tiles.columns)
     row_sums, row_means = _partial(rows, column_tiles, left)
@@ -188,7 +187,7 @@ def negative_sums_backward(
     left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, rows: Exponents | None, columns: Exponents | None,
     left_out: LeftOut, tile: int,
 ) -> Pair:  # fmt: skip
-    """As `sums_cpu.negative_sums_backward`."""
+    """As `sums.negative_sums_backward`."""
     tiles, anchors, contrasts, flags = _launch(left, right, rows, columns, left_out)
     row_scale, row_bias, row_threshold = _side(rows, anchors, contrasts, flags)
     column_scale, column_bias, column_threshold = _side(columns, contrasts, anchors, flags)
@@ -265,7 +264,7 @@ def _combined(sums: Tensor, means: Tensor, flags: Flags) -> tuple[Tensor, Tensor
 def sigmoid_loss_forward(
     left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, left_out: LeftOut, tile: int, with_gradients: bool
 ) -> tuple[Tensor, ...]:
-    """As `sums_cpu.sigmoid_loss_forward`; `tile` is not used."""
+    """As `sums.sigmoid_loss_forward`; `tile` is not used."""
     tiles = narrow_tiles()
     operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
     scalars = [scalar.float().contiguous() for scalar in (scale, bias)]

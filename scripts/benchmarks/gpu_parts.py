@@ -175,7 +175,7 @@ def twin_in_bf16(recorder: Recorder) -> None:
         }  # fmt: skip
 
     with tempfile.TemporaryDirectory() as folder:
-        scenes = WorldParameters(seed=0, image_size=64, train=samples, shard=samples // 4, probe=8, test=8, scenes=8)
+        scenes = WorldParameters(train=samples, shard=samples // 4, probe=8, test=8, scenes=8, composition=0)
         ensure_world(Path(folder) / "scenes", scenes, 1, lambda done, total: None)
         plain = compose([*case.all_overrides, f"data.shards='{folder}/scenes/train'"])
         dataset = build_part(plain["data"], kind=Dataset)

@@ -26,11 +26,11 @@ from benchmarks.measurement import CPU, Run, extra_mib, seconds
 from clipzoo import Batch, PointSet, Progress, Scores, Similarity, World
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
+from clipzoo.heads import wpse
 from clipzoo.heads.kme import merged
 from clipzoo.heads.scores import DenseScores, tiled_anchors, tiled_scores
 from clipzoo.objectives.infoloob import leave_one_out
 from clipzoo.objectives.infonce import cross_entropy
-from clipzoo.ops import features
 from clipzoo.ops.kme import kme_score
 
 Contenders = dict[str, Run]
@@ -151,8 +151,8 @@ def wave_contenders(samples: int, points: int, width: int, count: int) -> Conten
             pooled_waves(vectors, weights, frequencies, phases), (vectors, weights), upstream
         )
 
-    naive = features.pooled_waves_reference
-    ours, compiled = features.pooled_waves, torch.compile(naive)
+    naive = wpse.pooled_waves_reference
+    ours, compiled = wpse.pooled_waves, torch.compile(naive)
     return {"clipzoo": contender(ours), "naive": contender(naive), "compiled": contender(compiled)}
 
 

@@ -279,8 +279,8 @@ GAUSSIAN = "wpse/CC3M/WPSE Gaussian"
 @pytest.mark.medium
 def test_the_demo_has_a_row_of_every_paper_at_a_point_of_its_search(tmp_path):
     jobs = reproduce.jobs_of(reproduce.ROWS, tmp_path)
-    assert {job.row.split("/")[0] for job in jobs} == {"wpse", "kme", "cloob", "nuclr"}
-    assert len({job.folder for job in jobs}) == len(jobs)
+    assert {row.split("/")[0] for row in jobs} == {"wpse", "kme", "cloob", "nuclr"}
+    assert len({job.folder for job in jobs.values()}) == len(jobs)
     for row, overrides in reproduce.ROWS.items():
         search = search_of(row)
         for override in set(overrides) - {*reproduce.WPSE, *reproduce.CLOOB}:
@@ -290,10 +290,11 @@ def test_the_demo_has_a_row_of_every_paper_at_a_point_of_its_search(tmp_path):
 
 @pytest.mark.slow
 def test_finished_rows_of_the_demo_are_skipped_and_a_failed_row_is_named(tmp_path, capsys):
-    done, bad = reproduce.jobs_of({"wpse/CC3M/CLIP": (), GAUSSIAN: ("data.shards=nowhere",)}, tmp_path)
+    jobs = reproduce.jobs_of({"wpse/CC3M/CLIP": (), GAUSSIAN: ("data.shards=nowhere",)}, tmp_path)
+    done = jobs["wpse/CC3M/CLIP"]
     done.folder.mkdir()
     (done.folder / "results.json").write_text("{}")
-    assert [job.row for job in reproduce.train([done, bad], 2)] == [GAUSSIAN]
+    assert reproduce.train(jobs, 2) == [GAUSSIAN]
     assert not done.folder.with_name(f"{done.folder.name}.log").exists(), "it is not trained"
     output = capsys.readouterr().out
     assert "CLIP: finished before, skipped" in output

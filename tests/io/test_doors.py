@@ -260,6 +260,7 @@ READERS = {
     "config/groups.py": OWN,
     "evaluation/datasets/dataset.py": OWN,
     "ops/tiles.py": OWN,
+    "__init__.py": OWN,
     "training/checkpoint_files.py": WEIGHTS,
     "cli/launch.py": OWN,
     "config/listing.py": OWN,

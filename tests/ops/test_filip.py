@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipzoo.ops import filip, filip_cpu
+from clipzoo.ops import filip
 from clipzoo.ops.filip import filip_scores, filip_scores_reference, position_type
-from clipzoo.ops.packing import without_padding
+from clipzoo.ops.tiles import without_padding
 from tests.support.largest_tensor import LargestTensor
 from tests.support.token_sets import by_loops, differentiated, token_sets
 
@@ -40,8 +40,7 @@ def test_tiles_change_neither_values_nor_gradients_and_bound_the_memory(monkeypa
     images, points, texts, words, width = 9, 4, 11, 6, 3
     sets = token_sets((images, points, texts, words, width), ragged=True)
     whole, gradients = differentiated(filip_scores, sets)
-    for module in (filip, filip_cpu):
-        monkeypatch.setattr(module, "tile_side", lambda: tile)
+    monkeypatch.setattr(filip, "tile_side", lambda: tile)
     with LargestTensor() as largest:
         tiled, tiled_gradients = differentiated(filip_scores, sets)
     torch.testing.assert_close(tiled, whole, rtol=1e-13, atol=1e-13)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from clipzoo.ops import kme, kme_cpu, packing, tiles
+from clipzoo.ops import kme, tiles
 from clipzoo.ops.kme import kme_score
 from tests.support.largest_tensor import LargestTensor
 from tests.support.point_sets import all_pairs, differentiated, point_sets
@@ -51,7 +51,7 @@ def test_fp64_score_and_gradients_equal_the_reference_implementation(shape, gamm
 def test_tiles_change_neither_values_nor_gradients_and_bound_the_memory(monkeypatch, gamma, tile):
     sets = point_sets((9, 4, 11, 6, 3), gamma, ragged=True)
     whole, gradients = differentiated(kme_score, sets)
-    monkeypatch.setattr(kme_cpu, "_TILE", tile)
+    monkeypatch.setattr(kme, "_TILE", tile)
     with LargestTensor() as largest:
         tiled, tiled_gradients = differentiated(kme_score, sets)
     torch.testing.assert_close(tiled, whole, rtol=1e-12, atol=1e-12)
@@ -104,12 +104,12 @@ def test_identical_points_of_a_sample_are_computed_once_with_the_same_score_and_
     scores, gradients = differentiated(kme_score, sets)
     torch.testing.assert_close(scores, exact, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients, exact_gradients, rtol=1e-9, atol=1e-11)
-    lengths = packing.pack(repeated, weights).layout.lengths
+    lengths = kme.pack(repeated, weights).layout.lengths
     assert all(length <= 3 for length in lengths) and sum(lengths) < int((weights > -math.inf).sum())
     # Points that share only their first coordinates stay apart.
     alike = torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(0))
     alike[:, 1, :16] = alike[:, 0, :16]
-    assert packing.pack(alike, torch.zeros(2, 3)).layout.lengths == [3, 3]
+    assert kme.pack(alike, torch.zeros(2, 3)).layout.lengths == [3, 3]
 
 
 @pytest.mark.parametrize("gamma", [7.14, 50.0])
@@ -169,11 +169,11 @@ def test_products_are_true_fp32_without_global_settings():
 
 def test_double_precision_and_a_gpu_without_triton_log_a_warning(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
-        assert tiles.backend.__wrapped__("kme", "cuda", torch.float64) is kme_cpu
+        assert tiles.backend.__wrapped__("kme", "cuda", torch.float64) is kme
         assert "no kernels for torch.float64" in caplog.text
         caplog.clear()
         monkeypatch.setitem(sys.modules, "clipzoo.ops.triton_kme", None)
-        assert tiles.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
+        assert tiles.backend.__wrapped__("kme", "cuda", torch.float32) is kme
     assert "slower than Triton's" in caplog.text
 
 

@@ -84,7 +84,7 @@ def test_interpreted_kernels_propagate_nan(interpreted):
 def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_the_same_numbers(interpreted):
     for case in interpreted["pretended"]:
         assert case["difference"] <= 1e-3, case
-        packing = {f"ops/packing.py {name}" for name in ("pack", "without_padding", "_without_duplicates")}
+        packing = {"ops/kme.py pack", "ops/tiles.py without_padding", "ops/kme.py _without_duplicates"}
         assert set(case["waits"]) <= {*packing, "ops/triton_kme.py __init__"}, case
 
 

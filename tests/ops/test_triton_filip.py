@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from clipzoo.ops import filip_cpu, triton_filip
+from clipzoo.ops import filip, triton_filip
 from clipzoo.ops.filip import filip_scores
 from clipzoo.ops.triton_tiles import narrow_tiles
 from tests.support.token_sets import differentiated, token_sets
@@ -83,7 +83,7 @@ def _special() -> dict[str, bool]:
     nan = all(bool(score[[0, 2], 2].isnan().all()) for score in filip_scores(image, image_mask, broken, text_mask))
     triton_filip.LONGEST_CAPTION = 3
     calls = []
-    forward = filip_cpu.filip_forward
-    filip_cpu.filip_forward = lambda *sides: calls.append(1) or forward(*sides)
+    forward = filip.filip_forward
+    filip.filip_forward = lambda *sides: calls.append(1) or forward(*sides)
     longer = filip_scores(image, image_mask, text, torch.ones_like(text_mask))
     return {"empty": empty, "nan": nan, "long": bool(calls) and longer[0].shape == (3, 7)}

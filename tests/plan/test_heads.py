@@ -11,7 +11,7 @@ from clipzoo.heads.base import Shape
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.heads.wpse import GaussianKernel, WpseHead
-from clipzoo.ops import kme_cpu
+from clipzoo.ops import kme
 from clipzoo.types import Features
 
 SHAPE = Shape(local=16, ranks=1, image_width=24, text_width=40, width=32, features=64, image_points=7, text_points=5)
@@ -38,7 +38,7 @@ def tokens(points: int, width: int) -> Features:
 )
 def test_a_heads_operations_match_the_formula(head, monkeypatch):
     # A CPU keeps KME's first tile for the gradient: of many, as here, and not the only one.
-    monkeypatch.setattr(kme_cpu, "_TILE", 16)
+    monkeypatch.setattr(kme, "_TILE", 16)
     torch.manual_seed(0)
     head.double().train()
     head.resample(0)

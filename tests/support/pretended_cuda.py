@@ -39,7 +39,7 @@ _waits: list[str] = []
 
 @contextmanager
 def pretended() -> Iterator[list[str]]:
-    """Yield a list that grows by a place in the package, as "ops/packing.py pack", whenever the host waits."""
+    """Yield a list that grows by a place in the package, as "ops/kme.py pack", whenever the host waits."""
     # Autograd asks each node's device for its stream; torch's own fake tensors do this where there is no GPU.
     torch._C._ensureCUDADeviceGuardSet()
     own = torch.__future__.get_overwrite_module_params_on_conversion()

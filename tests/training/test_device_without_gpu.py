@@ -17,7 +17,7 @@ from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.probe import LabelledFeatures, held_out
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
-from clipzoo.ops import filip, filip_cpu, kme, kme_cpu, sums, sums_cpu
+from clipzoo.ops import filip, kme, sums
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Settings
 from clipzoo.training.train import fit
@@ -39,11 +39,11 @@ PAIRS = [
 """Every head and every objective."""
 # Numbers of points, and of identical ones, set the sizes of later tensors; gamma selects the way to compute a tile.
 KME_WAITS = {
-    "ops/packing.py pack",
-    "ops/packing.py without_padding",
-    "ops/packing.py _without_duplicates",
-    "ops/kme_cpu.py kme_forward",
-    "ops/kme_cpu.py kme_backward",
+    "ops/kme.py pack",
+    "ops/tiles.py without_padding",
+    "ops/kme.py _without_duplicates",
+    "ops/kme.py kme_forward",
+    "ops/kme.py kme_backward",
 }
 # Wrong or repeated sample ids must not reach the state.
 STATE_WAITS = {"objectives/per_sample.py rows"}
@@ -51,7 +51,7 @@ STATE_WAITS = {"objectives/per_sample.py rows"}
 RAW_WAITS = {"objectives/mmd.py kernel_matrix"}
 WAITS = {
     "kme": KME_WAITS,
-    "filip": {"ops/filip.py filip_scores", "ops/packing.py without_padding"},  # numbers of points
+    "filip": {"ops/filip.py filip_scores", "ops/tiles.py without_padding"},  # numbers of points
     **dict.fromkeys(("nuclr", "sogclr", "isogclr", "fastclip", "drrho", "glofnd"), STATE_WAITS),
     **dict.fromkeys(("mmd_conditional", "mmd_joint"), RAW_WAITS),
 }
@@ -60,9 +60,8 @@ WAITS = {
 @pytest.fixture
 def torch_kernels(monkeypatch):
     """Replace Triton's kernels by the blocks in torch."""
-    monkeypatch.setattr(filip, "backend", lambda *_: filip_cpu)
-    monkeypatch.setattr(kme, "backend", lambda *_: kme_cpu)
-    monkeypatch.setattr(sums, "backend", lambda *_: sums_cpu)
+    for module in (filip, kme, sums):
+        monkeypatch.setattr(module, "backend", lambda *_, module=module: module)
 
 
 @pytest.mark.medium

@@ -40,7 +40,6 @@ from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.schema import kinds_of
-from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
@@ -58,7 +57,7 @@ from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
 from clipzoo.training.throughput import flops_per_step
 from clipzoo.training.train import train
-from clipzoo.types import Batch, Part, Progress, as_captions, checked
+from clipzoo.types import Ascending, Batch, Count, Part, Probability, Progress, Range, Seed, Share, as_captions, checked
 
 SCALES, BUDGETS = "scales", "budgets"
 """Optional keys of a lab. scales: overrides by name; every method is trained with each of them. budgets: factors of
@@ -428,16 +427,14 @@ class Cell:
             title = f"trial {number + 1} of {len(self.points)}"
             if self._train(run, title, values, SEARCH_SEED, partial(self._passes, number)):
                 return True
-        if not self._is_searched() or (winner := self._winner()) is None:
+        if not all(map(is_finished, self.trials)) or (winner := self._winner()) is None:
             return False
         return any(self._train(run, f"seed {seed}", self.points[winner], seed) for seed, run in self.seeds.items())
 
     def is_done(self) -> bool:
         """Return True if nothing is left to train."""
-        return self._is_searched() and (self._winner() is None or all(map(is_finished, self.seeds.values())))
-
-    def _is_searched(self) -> bool:
-        return all(map(is_finished, self.trials))
+        is_searched = all(map(is_finished, self.trials))
+        return is_searched and (self._winner() is None or all(map(is_finished, self.seeds.values())))
 
     def _winner(self) -> int | None:
         """Return the number of the trial with the best validation accuracy; None if no trial is whole."""
@@ -536,7 +533,7 @@ def train_run(
         if done < lab.evaluations and continues and not continues(done, measured[ACCURACY]):
             metrics[str(BEST)] = measured[ACCURACY]
             raise StoppedEarlyError
-        return _named("validation", measured)
+        return {f"validation/{metric}": value for metric, value in measured.items()}
 
     cost: dict[str, Any] = {}
     used = time.process_time()
@@ -556,7 +553,7 @@ def train_run(
         processor = time.process_time() - used - evaluating
         for name, split in (("validation", data.validation), ("test", data.test)):
             measured, outcomes = judge(model, data.world, split, factor)
-            metrics |= _named(name, measured)
+            metrics |= {f"{name}/{metric}": value for metric, value in measured.items()}
         rounded: dict[str, Any] = {task: np.round(values, 4) for task, values in outcomes.items()}
         with io.whole(run / "evaluation" / OUTCOMES) as file:
             np.savez_compressed(file, **rounded)
@@ -577,10 +574,6 @@ def score_factor(plain: Mapping[str, Any]) -> float:
     """Return the factor that turns scores into logits: a cosine head leaves the temperature to its objective."""
     is_cosine = plain["head"].get("max_scale") == 1.0
     return 1 / plain["objective"]["temperature"] if is_cosine and "temperature" in plain["objective"] else 1.0
-
-
-def _named(place: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {f"{place}/{name}": value for name, value in values.items()}
 
 
 class WordTokenizer(Part):

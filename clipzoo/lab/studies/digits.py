@@ -9,18 +9,16 @@ from typing import Annotated
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
 from clipzoo.errors import ConfigError, installation
 from clipzoo.heads.vector import InnerProductHead
-from clipzoo.lab.studies.encoders import lenet
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, Views, fit
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Count, NonNegative, Progress, Range, Rate, Seed
 
 LABELS = 10
 TWO, LABEL, IMAGE = "two-sided", "label given image", "image given label"
@@ -197,6 +195,15 @@ class Digits(Study):
         )
         likely_text = f"Figure 12: test images drawn from each model's distribution given the label {self.shown}."
         return {"labels": (doubted, doubted_text), "images": (likely, likely_text)}
+
+
+def lenet(labels: int) -> Views:
+    """LeNet-5 with ReLU on images [b, 1, 28, 28], and one-hot vectors of labels [b]. Both have `labels` features."""
+    network = nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, labels),
+    )  # fmt: skip
+    return Views(network, nn.Embedding.from_pretrained(torch.eye(labels)), labels, labels)
 
 
 def outputs_of(model: Model, images: Tensor) -> Tensor:

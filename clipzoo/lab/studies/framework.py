@@ -1,4 +1,4 @@
-"""The base class of studies, their results, and the training of their models."""
+"""The base class of studies, their results, and the encoders and the training of their models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 
-from clipzoo.config.vocabulary import Count, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
@@ -22,7 +21,7 @@ from clipzoo.objectives.base import Objective
 from clipzoo.training.optimizers import adam
 from clipzoo.training.settings import Computation, Precision
 from clipzoo.training.train import train
-from clipzoo.types import Part
+from clipzoo.types import Count, Features, Part, Rate, Seed
 
 Row = Mapping[str, Any]
 """One row of a table: strings and numbers by column."""
@@ -107,6 +106,29 @@ class AdamStudy(Study):
     steps: Count
     rate: Rate
     seed: Seed
+
+
+class Views(Encoder):
+    """One network per view, [b, ...] -> [b, width], or tokens [b, M, width], of which the first is the pooled one."""
+
+    def __init__(self, image: nn.Module, text: nn.Module, image_width: int, text_width: int) -> None:
+        super().__init__()
+        self.image_width, self.text_width = image_width, text_width
+        self.image_network, self.text_network = image, text
+
+    def image(self, image: Tensor) -> Features:
+        return self._features(self.image_network(image))
+
+    def text(self, text: Tensor) -> Features:
+        return self._features(self.text_network(text))
+
+    def _features(self, outputs: Tensor) -> Features:
+        return Features(outputs) if outputs.ndim == 2 else Features(outputs[:, 0], outputs)
+
+
+def vectors(image_width: int, text_width: int) -> Views:
+    """Identity on both views: the head's projections are then linear encoders."""
+    return Views(nn.Identity(), nn.Identity(), image_width, text_width)
 
 
 def fit(

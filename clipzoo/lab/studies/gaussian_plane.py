@@ -10,15 +10,13 @@ import torch
 from matplotlib.colors import BoundaryNorm
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive
 from clipzoo.heads.vector import ClipHead
-from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, panels
-from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, pmi_agreement
-from clipzoo.lab.studies.gaussian_theorems import Gaussian, Learned, learn, score_form, shrunk
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, pmi_agreement, vectors
+from clipzoo.lab.studies.gaussian_theorems import Gaussian, Learned, learn, shrunk
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Count, NonNegative, Positive, Progress
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalised": PURPLE}
 GRID = torch.linspace(-8, 8, 641, dtype=torch.float64)
@@ -129,7 +127,7 @@ class GaussianPlane(AdamStudy):
         optima = {"two-sided": (two_sided, none, none), "one-sided": (a, b, a * a / b), "joint": (joint, none, none)}
         for name, optimum in optima.items():
             quantity = f"error of the score from the PMI, {name}"
-            _, error, _ = gaussian.agreement(score_form(*optimum))
+            error = gaussian.pmi_error(*optimum)
             yield Check(quantity, rows[name]["mean_error"], error, self.moment_tolerance, relative=True)
         yield Check("error of the PMI itself as a score", rows["truth"]["mean_error"], 0.0, 1e-6)
 

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive
 from clipzoo.heads.vector import InnerProductHead
-from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, SKY, VERMILION, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select, vectors
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, power
 from clipzoo.objectives.conditional import Conditional
 
@@ -70,9 +69,7 @@ class GaussianProcess(AdamStudy):
     )
 
     def run(self) -> Findings:
-        world = ProcessWorld(self.modes, self.places, self.coefficients, self.noise)
-        gaussian = world.gaussian()
-        dimensions = world.places, world.coefficients
+        gaussian, dimensions = self.gaussian(), (self.places, self.coefficients)
         # A = G^T H by width, batch and samples, one for each draw.
         learned: dict[tuple[int, int, int], list[Tensor]] = {}
         rows: list[Row] = []
@@ -82,15 +79,15 @@ class GaussianProcess(AdamStudy):
                 width, samples = setting["width"], setting["samples"]
                 key = width, min(setting["batch"], samples), samples
                 for seed in range(self.seed, self.seed + self.seeds) if key not in learned else ():
-                    u, v = world.draw(samples, seed)
+                    u, v = self.draw(samples, seed)
                     # u in units of the noise suits the learning rate; this invertible map changes neither model.
                     model = fit(
                         partial(vectors, *dimensions), partial(InnerProductHead, *dimensions, width, temperature=1.0),
-                        Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=key[1],
+                        Conditional(lambda_u=1.0, lambda_v=1.0), u / self.noise, v, steps=self.steps, batch=key[1],
                         rate=self.rate, seed=seed,
                     )  # fmt: skip
                     g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
-                    learned.setdefault(key, []).append(g @ h.mT / world.noise)
+                    learned.setdefault(key, []).append(g @ h.mT / self.noise)
                 errors = torch.tensor([conditional_errors(gaussian, a) for a in learned[key]]).mean(dim=0)
                 is_narrow = width < self.coefficients
                 least = conditional_errors(gaussian, gaussian.two_sided(width)) if is_narrow else (0.0, 0.0)
@@ -134,12 +131,10 @@ class GaussianProcess(AdamStudy):
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
             f"{100 * best[V]:.2f} % (v given u) of their square; {Check.count(checks)} and {Claim.count(claims)}."
         )
-        return Findings(verdict, checks, claims, {"errors": rows}, self._drawings(world, rows, learned))
+        return Findings(verdict, checks, claims, {"errors": rows}, self._drawings(rows, learned))
 
-    def _drawings(
-        self, world: ProcessWorld, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]
-    ) -> dict[str, Drawing]:
-        gaussian, (u, v) = world.gaussian(), (view[0].double() for view in world.draw(1, self.seed + 1000))
+    def _drawings(self, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]) -> dict[str, Drawing]:
+        gaussian, (u, v) = self.gaussian(), (view[0].double() for view in self.draw(1, self.seed + 1000))
         x = torch.linspace(0, 1, 101, dtype=torch.float64)
         xi_generator, generator = (torch.Generator().manual_seed(self.seed + number) for number in (1, 2))
 
@@ -147,8 +142,8 @@ class GaussianProcess(AdamStudy):
             noise = torch.randn(self.paths, len(mean), generator=generator, dtype=torch.float64)
             return mean + noise @ torch.linalg.cholesky(covariance).mT
 
-        basis = world.basis(x)
-        v_basis, other_basis = basis[:, : world.coefficients], basis[:, world.coefficients :]
+        basis = self.basis(x)
+        v_basis, other_basis = basis[:, : self.coefficients], basis[:, self.coefficients :]
         u_mean, v_mean = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
         places, (u_given_v, v_given_u) = torch.arange(1, len(v) + 1), (gaussian.u_given_v, gaussian.v_given_u)
         # Realisations of w whose first coefficients are v.
@@ -156,7 +151,7 @@ class GaussianProcess(AdamStudy):
         xi[:, : self.coefficients] = v
         bands = {
             "w given v": (x, xi @ basis.mT, v_basis @ v, other_basis.square().sum(dim=1).sqrt()),
-            "u given v": (world.grid, draws(u_mean, u_given_v), u_mean, u_given_v.diag().sqrt()),
+            "u given v": (self.grid, draws(u_mean, u_given_v), u_mean, u_given_v.diag().sqrt()),
             "v given u": (places, draws(v_mean, v_given_u), v_mean, v_given_u.diag().sqrt()),
         }
         process, axes = panels(1, 3)
@@ -175,9 +170,9 @@ class GaussianProcess(AdamStudy):
             for index, row in enumerate(sweep_rows):
                 a = learned[row["width"], min(row["batch"], row["samples"]), row["samples"]][0]
                 shade = (0.85 * (1 - index / max(1, len(sweep_rows) - 1)),) * 2 + (1.0,)
-                left.plot(world.grid, gaussian.uu @ a @ v, color=shade, linewidth=1)
+                left.plot(self.grid, gaussian.uu @ a @ v, color=shade, linewidth=1)
                 middle.plot(places, gaussian.vv @ a.mT @ u, color=shade, linewidth=1)
-            left.plot(world.grid, u_mean, "--", color=BLACK, linewidth=1)
+            left.plot(self.grid, u_mean, "--", color=BLACK, linewidth=1)
             middle.plot(places, v_mean, "--", color=BLACK, linewidth=1)
             values = [row[name] for row in sweep_rows]
             for (key, text), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
@@ -198,20 +193,6 @@ class GaussianProcess(AdamStudy):
             "over width (dashed: closed form), batch and samples."
         )
         return {"process": (process, draws_text), "errors": (errors, errors_text)}
-
-
-@dataclass(frozen=True)
-class ProcessWorld:
-    """The process and its two views.
-
-    modes: modes of the truncated expansion. places: dimension of u. coefficients: dimension of v. noise: standard
-    deviation of the noise in u.
-    """
-
-    modes: int
-    places: int
-    coefficients: int
-    noise: float
 
     @property
     def grid(self) -> Tensor:

@@ -13,15 +13,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Range
 from clipzoo.heads.vector import DistanceHead, InnerProductHead
-from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, line, panels
-from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select, vectors
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.joint import Joint
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Count, NonNegative, Progress, Range
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN}
 PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {
@@ -241,29 +239,19 @@ class Gaussian:
         both = matched @ torch.linalg.cholesky(self.covariance).mT
         return both[:, :n_u].float(), both[:, n_u:].float()
 
-    @property
-    def pmi_form(self) -> Tensor:
-        """M of the PMI log p(u, v) - log p(u) p(v), without its constant."""
-        return -(self.covariance.inverse() - torch.block_diag(self.uu.inverse(), self.vv.inverse())) / 2
-
-    def agreement(self, form: Tensor) -> tuple[float, float, float]:
-        """Return slope, error and calibrated error of `clipzoo.lab.methods.judge.agreement` for a score and the PMI.
+    def pmi_error(self, a: Tensor, b: Tensor, c: Tensor) -> float:
+        """Error of the score <u, A v> - <u, B u> / 2 - <v, C v> / 2, see `clipzoo.lab.methods.judge.agreement`.
 
         Half of the weight is on pairs of the Gaussian and half on independent ones.
         """
-        pmi = self.pmi_form
+        # The score and the PMI are quadratic forms of (u, v), the PMI plus a constant.
+        pmi = -(self.covariance.inverse() - torch.block_diag(self.uu.inverse(), self.vv.inverse())) / 2
+        difference = symmetric(-b, a, -c) / 2 - pmi
         sides = [self.covariance, torch.block_diag(self.uu, self.vv)]
-
-        def covariance(first: Tensor, second: Tensor) -> float:
-            means = [[float((form @ side).trace()) for side in sides] for form in (first, second)]
-            inner = [2 * float((first @ side @ second @ side).trace()) for side in sides]
-            products = [value + one * other for value, one, other in zip(inner, *means, strict=True)]
-            return sum(products) / 2 - sum(means[0]) * sum(means[1]) / 4
-
-        spread = covariance(form, form)
-        slope = covariance(form, pmi) / spread if spread > 0 else 0.0
-        error, rest = (max(covariance(kind, kind), 0.0) ** 0.5 for kind in (form - pmi, slope * form - pmi))
-        return slope, error, rest
+        means = [float((difference @ side).trace()) for side in sides]
+        variances = [2 * float((difference @ side @ difference @ side).trace()) for side in sides]
+        squares = [variance + mean * mean for variance, mean in zip(variances, means, strict=True)]
+        return max(sum(squares) / 2 - sum(means) * sum(means) / 4, 0.0) ** 0.5
 
     def _spectral(self, function, rank: int | None) -> Tensor:
         left, s, right = self.canonical()
@@ -328,8 +316,3 @@ def learn(
     g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
     distance = float(head_class is DistanceHead)
     return Learned(g @ h.mT, distance * g @ g.mT, distance * h @ h.mT, float(torch.stack(losses).mean()))
-
-
-def score_form(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """M of the score <u, A v> - <u, B u> / 2 - <v, C v> / 2."""
-    return symmetric(-b, a, -c) / 2

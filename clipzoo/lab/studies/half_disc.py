@@ -15,16 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Probability, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.heads.vector import InnerProductHead
-from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, select, vectors
 from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR
-from clipzoo.types import Progress
+from clipzoo.types import Count, NonNegative, Probability, Progress, Scale, Seed
 
 METHODS = {"GCL": VERMILION, "NUCLR": BLUE, "MLE": GREEN}
 TICKS = [digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)]

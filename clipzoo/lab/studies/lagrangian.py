@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
-from clipzoo.config.vocabulary import Count, Layers, NonNegative, Positive, Range, Rate, Scale, Seed
 from clipzoo.evaluation.scoring import positions, score_blocks
 from clipzoo.heads.vector import ClipHead
-from clipzoo.lab.studies.encoders import TrajectoryNetwork, Views
 from clipzoo.lab.studies.figures import BLUE, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, Views, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
-from clipzoo.types import Embedding, Part, concatenate
+from clipzoo.types import Count, Embedding, Layers, NonNegative, Part, Positive, Range, Rate, Scale, Seed, concatenate
 
 DIRECTIONS = {"coefficients to trajectories": "to_trajectories", "trajectories to coefficients": "to_coefficients"}
 SPLITS = {"train": VERMILION, "test": BLUE}
@@ -100,7 +98,14 @@ class Lagrangian(Study):
         def watch(model: Model) -> Mapping[str, float]:
             # Called after each epoch, and once more at the end.
             for name, pairs in views.items():
-                rows.append({"epoch": 1 + len(rows) // len(SPLITS), "split": name, **recalls(model, *pairs)})
+                scores = scores_of(model, *pairs)
+                matches = torch.arange(len(scores), device=scores.device)
+                recalls = {
+                    f"{direction}_at_{depth}": float((positions(matrix, matches) < depth).double().mean())
+                    for direction, matrix in zip(DIRECTIONS.values(), (scores, scores.mT), strict=True)
+                    for depth in (1, 5)
+                }
+                rows.append({"epoch": 1 + len(rows) // len(SPLITS), "split": name, **recalls})
             return {}
 
         count = coefficients.shape[1]
@@ -221,23 +226,29 @@ class Lagrangian(Study):
         return {"flows": (flows, paths), "retrieval": (retrieval, accuracy), "example": (example, first)}
 
 
+class TrajectoryNetwork(nn.Module):
+    """A transformer over the positions of a tracer, [b, L, 2] -> [b, width], pooled at the last token."""
+
+    def __init__(self, observations: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.lift = nn.Linear(2, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(observations, width))
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        # Nested tensors speed up padded rows; these rows have no padding.
+        self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+
+    def forward(self, path: Tensor) -> Tensor:
+        return self.blocks(self.lift(path) + self.positions)[:, -1]
+
+
 @torch.no_grad()
 def scores_of(model: Model, coefficients: Tensor, tracers: Tensor, block: int = 512) -> Tensor:
     """Scores of n flows with n trajectories, [n, n]."""
     image: list[Embedding] = [model.encode_image(rows) for rows in coefficients.split(block)]
     text: list[Embedding] = [model.encode_text(rows) for rows in tracers.split(block)]
     return torch.cat([scores for _, scores in score_blocks(model, concatenate(image), concatenate(text))])
-
-
-def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, float]:
-    """R@1 and R@5 in both directions among these pairs."""
-    scores = scores_of(model, coefficients, tracers)
-    matches = torch.arange(len(scores), device=scores.device)
-    return {
-        f"{name}_at_{depth}": float((positions(matrix, matches) < depth).double().mean())
-        for name, matrix in (("to_trajectories", scores), ("to_coefficients", scores.mT))
-        for depth in (1, 5)
-    }
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,15 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Scale
 from clipzoo.heads.base import Head
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.methods.judge import pair_weights
-from clipzoo.lab.studies.encoders import lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, CYCLE, VERMILION, Drawing, line, panels, ticks_at
 from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, all_scores, fit, pmi_agreement, select
+from clipzoo.lab.studies.rank import lookup
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, NonNegative, Positive, Scale
 
 CLIP, KME = "CLIP", "KME-CLIP"
 COLOURS = {CLIP: VERMILION, KME: BLUE}

@@ -9,17 +9,16 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torchvision.ops import MLP
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Scale
 from clipzoo.heads.cloob import CloobHead
-from clipzoo.lab.studies.encoders import perceptrons
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, Views, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.types import Batch
+from clipzoo.types import Batch, Count, NonNegative, Positive, Scale
 
 INFONCE, INFOLOOB, HOPFIELD = "InfoNCE", "InfoLOOB", "InfoLOOB with Hopfield"
 COLOURS = {INFONCE: BLUE, INFOLOOB: VERMILION, HOPFIELD: GREEN}
@@ -157,9 +156,13 @@ class MutualInformation(AdamStudy):
         objective: Objective = InfoLOOB(scale=1.0, image_to_text=0.5, text_to_image=0.5)
         if kind == INFONCE:
             objective = InfoNCE(image_to_text=0.5, text_to_image=0.5)
+
+        def encoder() -> Views:
+            image, text = (MLP(self.dimensions, [*self.hidden, width]) for _ in range(2))
+            return Views(image, text, width, width)
+
         return fit(
-            lambda: perceptrons([self.dimensions, *self.hidden, width]),
-            lambda: CloobHead(width, width, width, inverse_temperature, hopfield=kind == HOPFIELD, beta=beta),
+            encoder, lambda: CloobHead(width, width, width, inverse_temperature, hopfield=kind == HOPFIELD, beta=beta),
             objective, *correlated(truth, self.dimensions, self.steps * self.batch, self.seed), steps=self.steps,
             batch=self.batch, rate=self.rate, seed=self.seed,
         )  # fmt: skip

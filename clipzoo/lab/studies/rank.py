@@ -9,18 +9,16 @@ from functools import partial
 from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed, Weight
 from clipzoo.heads.base import Head
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.heads.wpse import GaussianKernel, WpseHead
-from clipzoo.lab.studies.encoders import lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, all_scores, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, Views, all_scores, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.types import Batch, Loss, Progress, Similarity
+from clipzoo.types import Batch, Count, Loss, NonNegative, Positive, Progress, Rate, Scale, Seed, Similarity, Weight
 
 INNER, WPSE = "inner product", "WPSE"
 
@@ -179,6 +177,16 @@ class Rank(Study):
             axis.legend(frameon=False, fontsize=7)
         caption = "The planted matrix; the error of fits over d, with the inner product's closed form; WPSE over D."
         return figure, caption
+
+
+def lookup(items: int, points: int, width: int) -> Views:
+    """Trainable token vectors for finitely many items; a view is an item number, [b] int64.
+
+    items: number of items on each side. points: tokens per item. width: width of a token.
+    """
+    tables = (nn.Embedding(items, points * width) for _ in range(2))
+    image, text = (nn.Sequential(table, nn.Unflatten(1, (points, width))) for table in tables)
+    return Views(image, text, width, width)
 
 
 class MatrixFit(Objective):

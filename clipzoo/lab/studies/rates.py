@@ -10,12 +10,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale, Seed
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel, Kernel, WpseHead
 from clipzoo.lab.studies.figures import BLACK, CYCLE, line, panels, ticks_at
 from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study
-from clipzoo.types import Features, PointSet
+from clipzoo.types import Count, Features, NonNegative, PointSet, Positive, Range, Scale, Seed
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property, partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,17 +47,6 @@ from clipzoo.lab.worlds.scenes import COLOURS, CONTRASTS, COUNTS, SHAPES, TEXTUR
 
 IMAGE_SIZE = Annotated[int, Range(at_least=16, at_most=4096)]
 WORLD_COUNT = Annotated[int, Range(at_least=1, at_most=10**8)]
-WORLD_OPTIONS = (
-    ("seed", 0, "seed of the generated scenes"),
-    ("image-size", 64, "side of an image in pixels"),
-    ("train", 20_000, "number of training images"),
-    ("shard", 1000, "images per training shard"),
-    ("probe", 1000, "images for fitting linear probes, in each of four datasets"),
-    ("test", 500, "test images in each of four datasets"),
-    ("scenes", 500, "images of the retrieval split, with five captions each"),
-    ("composition", 100, "pairs of captions in each of five categories of the compositional dataset"),
-)
-"""Fields of `WorldParameters`, their defaults and meanings."""
 CAPTIONS_PER_SCENE = 5
 HARD_NEGATIVES_PER_SCENE = 3
 # Captions of the retrieval split mention more than those of training: five of them must distinguish 500 scenes.
@@ -86,9 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--root", type=output_folder, default=Path("data/demo"), help=f"output folder {shown}")
     add("--processes", type=number_in(Processes), default=os.cpu_count() or 1, help="default: all cores")
-    for name, default, meaning in WORLD_OPTIONS:
-        kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, WORLD_COUNT))
-        add(f"--{name}", type=kind, default=default, help=f"{meaning} {shown}")
+    for parameter in fields(WorldParameters):
+        if meaning := parameter.metadata.get("meaning"):
+            kind = number_in({"seed": Seed, "image_size": IMAGE_SIZE}.get(parameter.name, WORLD_COUNT))
+            name = f"--{parameter.name.replace('_', '-')}"
+            add(name, type=kind, default=parameter.default, help=f"{meaning} {shown}")
     add("--captions", choices=(NATURAL, *VARIANTS), default=NATURAL, help=f"content of the captions {shown}")
     views_help = "the .json of a training sample also has captions, hard, boxes and group (data=views)"
     add("--views", action="store_true", help=views_help)
@@ -132,9 +123,13 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     return ensure_folder(root, "world.json", recipe, write, "a generated world")
 
 
+def _number(default: int, meaning: str) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True)
 class WorldParameters:
-    """Parameters of a world; see WORLD_OPTIONS.
+    """Parameters of a world; the command has an option for each, with the same default.
 
     captions: "natural", or a key of `VARIANTS`: the training and the retrieval split then show pairs of objects whose
     captions have known probabilities.
@@ -142,16 +137,16 @@ class WorldParameters:
     composition: 0: without the compositional dataset.
     """
 
-    seed: int
-    image_size: int
-    train: int
-    shard: int
-    probe: int
-    test: int
-    scenes: int
-    captions: str = "natural"
+    seed: int = _number(0, "seed of the generated scenes")
+    image_size: int = _number(64, "side of an image in pixels")
+    train: int = _number(20_000, "number of training images")
+    shard: int = _number(1000, "images per training shard")
+    probe: int = _number(1000, "images for fitting linear probes, in each of four datasets")
+    test: int = _number(500, "test images in each of four datasets")
+    scenes: int = _number(500, "images of the retrieval split, with five captions each")
+    captions: str = NATURAL
     views: bool = False
-    composition: int = 0
+    composition: int = _number(100, "pairs of captions in each of five categories of the compositional dataset")
 
     def __post_init__(self) -> None:
         if self.views and self.captions != NATURAL:
@@ -372,15 +367,10 @@ class EnumeratedWorld:
         return (1 - share) * matched + share * (self.scene_probability @ matched)
 
     @cached_property
-    def caption_probability(self) -> Floats:
-        """p(caption), [c]."""
-        return self.scene_probability @ self.caption_given_scene
-
-    @cached_property
     def pmi(self) -> Floats:
         """Pointwise mutual information in nats, [s, c]; -inf where a scene never has a caption."""
         with np.errstate(divide="ignore"):
-            return np.log(self.caption_given_scene) - np.log(self.caption_probability)
+            return np.log(self.caption_given_scene) - np.log(self.scene_probability @ self.caption_given_scene)
 
     @property
     def information(self) -> float:

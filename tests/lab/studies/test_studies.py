@@ -1,15 +1,17 @@
 """The papers' small experiments at sizes for a test: each comes to its end, and what it is judged by is right."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.lab.studies import half_disc
 from clipzoo.lab.studies.digits import load_digits
-from clipzoo.lab.studies.gaussian_process import ProcessWorld, conditional_errors
+from clipzoo.lab.studies.gaussian_process import conditional_errors
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, learn, optimum, relative_error, shrunk, with_correlations
 from clipzoo.lab.studies.lagrangian import START, Flows
 from clipzoo.lab.studies.mixture import World, largest_errors, population_loss
@@ -90,8 +92,12 @@ def test_a_matched_sample_has_exactly_the_covariance() -> None:
     torch.testing.assert_close(both.mT @ both / 512, gaussian.covariance, atol=1e-5, rtol=1e-5)
 
 
+def _study(name: str, *settings: str) -> Any:
+    return build_part(compose([f"study={name}", *(f"study.{setting}" for setting in settings)], "studies")["study"])
+
+
 def test_the_process_has_the_covariance_that_it_states() -> None:
-    process = ProcessWorld(modes=50, places=4, coefficients=2, noise=0.05)
+    process = _study("gaussian_process", "modes=50", "places=4", "coefficients=2", "noise=0.05")
     both = torch.cat(process.draw(40_000, seed=0), dim=1).double()
     scale = process.gaussian().covariance.diag().sqrt()
     error = (both.mT @ both / len(both) - process.gaussian().covariance) / (scale[:, None] * scale)
@@ -107,10 +113,9 @@ def test_conditional_errors_are_expectations_over_the_conditioning_variable() ->
 
 
 def test_no_width_of_the_process_passes_for_its_neighbour() -> None:
-    settings = compose(["study=gaussian_process"], "studies")["study"]
-    process = ProcessWorld(*(settings[key] for key in ("modes", "places", "coefficients", "noise")))
+    process = _study("gaussian_process")
     of_v = [conditional_errors(process.gaussian(), process.gaussian().two_sided(width))[1] for width in range(1, 6)]
-    assert min(a - b for a, b in zip(of_v, of_v[1:], strict=False)) > settings["tolerance"]
+    assert min(a - b for a, b in zip(of_v, of_v[1:], strict=False)) > process.tolerance
 
 
 def test_correlated_gaussians_hold_the_mutual_information_asked_for() -> None:

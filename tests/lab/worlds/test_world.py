@@ -39,7 +39,7 @@ from clipzoo.lab.worlds.world import WorldParameters, ensure_world
 from tests.support import damage
 from tests.support.disks import small_disk
 
-SMALL = WorldParameters(seed=3, image_size=32, train=20, shard=8, probe=20, test=10, scenes=6)
+SMALL = WorldParameters(seed=3, image_size=32, train=20, shard=8, probe=20, test=10, scenes=6, composition=0)
 CLASSES = {"shapes": SHAPES, "colours": COLOURS, "textures": TEXTURES, "counts": COUNTS}
 
 
