@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import signal
 import sys
 from contextlib import redirect_stdout
 from functools import partial
@@ -16,7 +17,7 @@ from io import StringIO
 
 from clipzoo.cli.arguments import Parser, own_errors, with_config_folder
 from clipzoo.distributed import launch
-from clipzoo.distributed.launch import exit_on_error, install_startup_handlers
+from clipzoo.distributed.launch import exit_on_error
 
 OVERRIDE_COMMANDS = {
     "train": ("cli.train", "train a model, or resume its run"),
@@ -26,8 +27,6 @@ OVERRIDE_COMMANDS = {
     "studies": ("lab.studies.run", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""
-RESUMABLE = ("train", "evaluate", "launch")
-"""Commands that exit with code 75 when they are asked to stop, so that their job is requeued."""
 
 COMMANDS = {
     "doctor": ("cli.doctor.doctor_arguments", "check this machine: GPU, kernels, ranks, disks, clock, store, versions"),
@@ -58,8 +57,12 @@ def main(*command: str) -> int:
     """Run `clipzoo COMMAND ARGUMENTS` and return its exit code. command: words before the arguments, from a script."""
     launch.set_environment()
     arguments = [*command, *sys.argv[1:]]
-    if arguments and arguments[0] in RESUMABLE:
-        install_startup_handlers()
+    if arguments and arguments[0] in ("train", "evaluate", "launch"):
+        # Asked to stop while they import, they exit with code 75, so that their job is requeued. A launcher's own
+        # handlers stay, and so do ignored signals.
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, launch.exit_before_the_run)
     # The user's own classes may be in the working directory.
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from clipzoo.config.groups import VARIABLE
 from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Samples
-from clipzoo.distributed.launch import exit_on_error
+from clipzoo.distributed.launch import exit_on_error, read
 from clipzoo.errors import ConfigError
 from clipzoo.io import shortened
 from clipzoo.io.stores import is_url
@@ -221,7 +221,7 @@ def with_config_folder(arguments: list[str]) -> list[str]:
 
 
 class Progress:
-    """Prints "work: done of total unit" and the remaining time: `progress(done, total)`, once in PROGRESS_SECONDS."""
+    """Prints "work: done of total unit" and the remaining time, on the first rank: `progress(done, total)`."""
 
     def __init__(self, work: str, unit: str) -> None:
         self._work, self._unit = work, unit
@@ -232,7 +232,7 @@ class Progress:
         return time.monotonic() - self._start
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._last_line < PROGRESS_SECONDS or done >= total:
+        if time.monotonic() - self._last_line < PROGRESS_SECONDS or done >= total or not read().is_first:
             return
         self._last_line = time.monotonic()
         line = f"== {self._work}: {done:,} of {total:,} {self._unit}"

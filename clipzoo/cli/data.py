@@ -189,9 +189,6 @@ def _share(text: str) -> float:
     return share
 
 
-# Shards
-
-
 def make_shards(options: argparse.Namespace) -> None:
     """Pack images and captions into shards.
 
@@ -416,10 +413,8 @@ def _samples(options: argparse.Namespace) -> tuple[SampleFacts, Path]:
 def _run_maps(options: argparse.Namespace, output: Path, *parts: Map) -> None:
     """Compute maps. Raises UnfinishedError as `run_map` does."""
     from clipzoo.data.maps.engines import run_map
-    from clipzoo.distributed.launch import read
 
-    progress = Progress("samples", "shards") if read().is_first else lambda done, total: None
-    run_map(parts[0], output / MAPS, options.on, progress, *parts[1:])
+    run_map(parts[0], output / MAPS, options.on, Progress("samples", "shards"), *parts[1:])
 
 
 def _load_index(options: argparse.Namespace, on: str = "local") -> tuple[ShardIndex, ShardReader]:
@@ -446,9 +441,6 @@ def _load_index(options: argparse.Namespace, on: str = "local") -> tuple[ShardIn
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
     return index, reader
-
-
-# Evaluation datasets
 
 
 def list_datasets(options: argparse.Namespace) -> None:

@@ -21,6 +21,11 @@ from clipzoo.errors import ConfigError, nearest
 from clipzoo.io import MB, read_bytes, read_json, read_yaml
 
 TABLE = read_yaml(Path(__file__).with_name("migrate.yaml"))
+TABLE["open_clip"] |= {
+    flag: {"only": "main", "none": reason, "default": default, "type": "flag" if default is False else
+           type(default).__name__}
+    for reason, flags in TABLE["unavailable"].items() for flag, default in flags.items()
+}  # fmt: skip
 PROGRAMS = {
     "open_clip": re.compile(r"open_clip_train\.main|(.*/)?(training|open_clip_train)/main\.py"),
     "clip_benchmark": re.compile(r"(.*/)?clip_benchmark(\.cli|/cli\.py)?"),
@@ -139,9 +144,6 @@ def in_hydra(value: Any) -> str:
     return value if is_plain else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-# Read the given command.
-
-
 def read_command(words: Sequence[str]) -> Given:
     """Read a command, given as one text or as its words. Raises ConfigError, also for a flag given twice."""
     try:
@@ -209,9 +211,6 @@ def read_parameters(path: Path) -> Given:
             flags[names[name]] = value
     launcher = ["torchrun", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return Given("open_clip", flags, launcher, ranks, is_main)
-
-
-# Values in the overrides of migrate.yaml that are not those of one flag; None leaves an override out.
 
 
 def training(given: Given) -> None:

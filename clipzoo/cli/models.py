@@ -125,12 +125,11 @@ def features(options: argparse.Namespace) -> None:
 
     from clipzoo.teachers import write_features
 
-    progress, started = Progress("features", "shards"), launch.read()
+    progress, on = Progress("features", "shards"), options.on
+    on = on or ("torchrun" if launch.read().world_size > 1 else "local:1")
     written, samples = write_features(
-        data, options.model, output, options.on or ("torchrun" if started.world_size > 1 else "local:1"),
-        batch=options.batch, precision=options.precision,
-        report=progress if started.is_first else lambda done, total: None,
-    )  # fmt: skip
+        data, options.model, output, on, batch=options.batch, precision=options.precision, report=progress
+    )
     print(f"{number_of(written, 'shard')} embedded in {progress.seconds:.0f} s, {number_of(samples, 'sample')} in "
           f"{output}: train with teacher=stored teacher.path={output}", file=sys.stderr)  # fmt: skip
 

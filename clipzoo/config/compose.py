@@ -191,14 +191,11 @@ def _first_line(error: Exception) -> str:
     return place + lines[0] if lines else type(error).__name__
 
 
-# Environment variables in a configuration: stored files hold `${oc.env:NAME}`, never the variable's value.
-
-
 def without_variables(config: DictConfig) -> Any:
     """Return the configuration as plain values, with all interpolations resolved except environment variables.
 
-    `${oc.env:NAME}` remains as text wherever the constructor's annotation admits any text. Elsewhere (numbers, named
-    options) its value is inserted, which is not a secret and may change the result of a run.
+    `${oc.env:NAME}` remains as text, also in stored files, wherever the constructor's annotation admits any text.
+    Elsewhere (numbers, named options) its value is inserted, which is not a secret and may change the result of a run.
     """
 
     def variable(name: str, *default: str | None) -> str:

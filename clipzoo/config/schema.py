@@ -165,9 +165,6 @@ def _value_faults(value: Any, argument: Argument, path: str, name: str) -> Itera
         yield f"{path} must be {kind.words}, not {actual}{remedy}"
 
 
-# Annotations as checks of plain YAML values.
-
-
 class UncheckableError(LookupError):
     """YAML values cannot be checked against this annotation."""
 
@@ -279,10 +276,8 @@ class _Meanings(dict[str, Any]):
     """Values of names in annotations: the vocabulary, typing's names, aliases of a module, classes by their name."""
 
     def __init__(self, names: Mapping[str, ast.stmt | str]) -> None:
-        super().__init__(_KNOWN_NAMES)
-        for name in self.keys() & names.keys():
-            if isinstance(names[name], ast.Assign):
-                del self[name]
+        aliases = {name for name, node in names.items() if isinstance(node, ast.Assign)}
+        super().__init__({name: _KNOWN_NAMES[name] for name in _KNOWN_NAMES.keys() - aliases})
         self._names = names
 
     def __missing__(self, name: str) -> Any:

@@ -38,8 +38,6 @@ SILENCE_TIMEOUT_SECONDS = 300.0
 Shards = str | Path | Sequence[str | Path] | Sequence[Mapping[str, str | float | Sequence[str]]]
 State = tuple[int, int]
 """Size of a shard in bytes, and its modification time or a hash of its version tag."""
-Ranges = Sequence[tuple[int, int]]
-"""First byte and end of parts of a file, in ascending order."""
 MISSING: State = (-1, 0)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
@@ -342,11 +340,11 @@ def copy_location(location: str, target: IO[bytes], key: str = KEY) -> None:
     repeated(location, download, key)
 
 
-def copy_ranges(location: str, ranges: Ranges, size: Callable[[], int], target: IO[bytes]) -> None:
+def copy_ranges(location: str, ranges: Sequence[tuple[int, int]], size: Callable[[], int], target: IO[bytes]) -> None:
     """Copy bytes of a URL into an open file, which starts with the first of them; gaps between ranges stay empty.
 
-    size: returns the size of the remote file. Raises as `copy_location` does, and ConfigError if the server ignores
-    ranges.
+    ranges: first byte and end of each, in ascending order. size: returns the size of the remote file. Raises as
+    `copy_location` does, and ConfigError if the server ignores ranges.
     """
     filesystem, path = open_filesystem(location, KEY)
     # File systems without ranged requests read ahead by default.

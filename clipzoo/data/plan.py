@@ -354,9 +354,6 @@ class _Passes(NamedTuple):
     samples: int
 
 
-# Nodes that each read their part of every shard.
-
-
 @dataclass(frozen=True)
 class Nodes:
     """Assigns the rows of a step to the nodes that read their bytes.

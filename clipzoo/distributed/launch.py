@@ -90,14 +90,6 @@ def share_of_work(launcher: str) -> tuple[int, int]:
     return element * tasks + number.get("SLURM_PROCID", 0), elements * tasks
 
 
-def install_startup_handlers() -> None:
-    """Let requests to stop end this process with exit code 75 until `Preemption` takes over: imports take seconds."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        # A launcher's own handlers stay, and so do ignored signals.
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, exit_before_the_run)
-
-
 def exit_before_the_run(number: int, frame: FrameType | None) -> NoReturn:
     """Signal handler while there is nothing to save."""
     if read().is_first:

@@ -96,7 +96,8 @@ class Sharded(Parallel[M]):
                 unit, mesh=self._mesh, reshard_after_forward=self._reshard, shard_placement_fn=placement,
                 mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), offload_policy=offload,
             )  # fmt: skip
-            unit.register_forward_hook(_free_casts)
+            # Free the casts of weights that autocast keeps for a second use: a unit is used once in a pass.
+            unit.register_forward_hook(torch.compiler.disable(lambda *_: torch.clear_autocast_cache()))
         trained = dict(self.trained.named_parameters())
         self._shards = [(whole, trained[name], strides[name]) for name, whole in encoder_parameters.items()]
         self._free()
@@ -222,12 +223,6 @@ class Sharded(Parallel[M]):
         self._is_whole = False
         for whole, _, _ in self._shards:
             whole.data = torch.empty(0, dtype=whole.dtype, device=self.world.device)
-
-
-@torch.compiler.disable
-def _free_casts(module: nn.Module, arguments: object, output: object) -> None:
-    """Free the casts of weights that autocast keeps for a second use: a unit is used once in a pass."""
-    torch.clear_autocast_cache()
 
 
 def _gathered(tensor: Tensor, device: torch.device) -> Tensor:

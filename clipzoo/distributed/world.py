@@ -50,7 +50,7 @@ class CollectiveCounter:
 def step_part(name: str) -> AbstractContextManager[object]:
     """Return a context whose time a running profile assigns to the part `name` of a step, without nested parts."""
     # Without a profile this costs less than a microsecond; record_function costs ten.
-    return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _NOTHING
+    return record_function(name) if torch.autograd.profiler._is_profiler_enabled else nullcontext()
 
 
 @dataclass(frozen=True)

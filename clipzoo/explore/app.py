@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 Answer = dict[str, Any]
+"""Plain values that JSON can write."""
 RETRIEVED = 8
 """Images of CLOOB's memory that are shown."""
 CANDIDATES = 2000
@@ -111,9 +112,6 @@ def names_of(sources: Sequence[str]) -> list[str]:
     short = [Path(source.rstrip("/")).name for source in sources]
     names = [name if short.count(name) == 1 else source for name, source in zip(short, sources, strict=True)]
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]
-
-
-# The pictures of the page.
 
 
 @dataclass(frozen=True)
@@ -459,9 +457,6 @@ def _number(query: Mapping[str, str], name: str, count: int) -> int:
     if not text.isdecimal() or int(text) >= count:
         raise ConfigError(f"{name} must be a number from 0 to {count - 1}, not {text!r}")
     return int(text)
-
-
-# The server.
 
 
 def listener(port: int) -> socket.socket:

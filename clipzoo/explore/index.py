@@ -236,9 +236,6 @@ def build_index(
     return SearchIndex(folder, model) if world.is_first else None
 
 
-# Files of an index.
-
-
 def facts_of(model: LoadedModel, source: str, images: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the content of index.json. source, images: origins of the model and of the images."""
     sizes = {"count": len(names), "block": BLOCK}

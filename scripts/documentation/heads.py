@@ -8,7 +8,7 @@ import yaml
 from matplotlib.patches import Circle
 
 from clipzoo.build import build_part
-from clipzoo.config.compose import CONF
+from clipzoo.config.groups import CONF
 from clipzoo.heads.base import Head
 from clipzoo.heads.meru import MeruHead, exterior_angle, half_aperture
 from clipzoo.types import Features

@@ -7,7 +7,7 @@ import yaml
 from torch import Tensor
 
 from clipzoo.build import build_part
-from clipzoo.config.compose import CONF
+from clipzoo.config.groups import CONF
 from clipzoo.heads.scores import DenseScores
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Progress, Similarity

@@ -42,7 +42,7 @@ def call(folder: Path, *command: str) -> str:
 
 @pytest.mark.medium
 def test_package_and_configuration_come_from_the_wheel(environment, tmp_path):
-    code = "import clipzoo; from clipzoo.config.compose import CONF; print(clipzoo.__file__, CONF)"
+    code = "import clipzoo; from clipzoo.config.groups import CONF; print(clipzoo.__file__, CONF)"
     package, conf = call(tmp_path, str(environment / "python"), "-c", code).split()
     assert Path(package).is_relative_to(environment.parent) and Path(package).with_name("py.typed").exists()
     assert Path(conf) == Path(package).parent / "conf"

@@ -1,1 +1,0 @@
-"""Maps over shards: their engines, the facts about samples, and near-duplicates."""
