@@ -36,8 +36,8 @@ class WpseHead(VectorHead):
         the caption's points, so an embedding depends neither on padding nor, in its scale, on the caption's length.
     temperature: initial 1 / scale. The scale has no exponential and is clamped to [min_scale, max_scale].
     seed: seed of the random features.
-    initial_weight: value of positive weights at raw weight 0; null: half of the bound. Its square multiplies all scores
-        at the start.
+    initial_weight: value of the weights at raw weight 0; null: 0, and half of the bound for positive ones. Signed
+        weights begin near a value: their projection is divided by the bound. Its square multiplies all scores at first.
     """
 
     needs_tokens = True
@@ -61,9 +61,8 @@ class WpseHead(VectorHead):
         "at_most(min_scale, 1 / temperature) and at_most(1 / temperature, max_scale)": (
             "the initial scale 1 / temperature must lie between min_scale and max_scale: change one of them"
         ),
-        "initial_weight is None or (weights == 'positive' and initial_weight < weight_bound)": (
-            "signed weights begin at 0, and positive ones stay below weight_bound: give weights=positive and a smaller "
-            "initial_weight, or null"
+        "initial_weight is None or initial_weight < weight_bound": (
+            "weights stay below weight_bound: give a smaller initial_weight, or null"
         ),
     }
 
@@ -105,8 +104,15 @@ class WpseHead(VectorHead):
         self._activation = torch.tanh if weights == "signed" else torch.sigmoid
         self._weight_bound, self._mean = weight_bound, reduction == "mean"
         # Added to raw weights, in units of the bound: raw weight 0 then gives the initial weight.
-        initial = weight_bound / 2 if initial_weight is None else initial_weight
-        self._weight_shift = math.log(initial / (weight_bound - initial))
+        if weights == "signed":
+            self._weight_shift = math.atanh((initial_weight or 0.0) / weight_bound)
+            if initial_weight:
+                # Weights that scatter at the start slow short runs: docs/benchmarks/hands.md.
+                for side in (self.image, self.text):
+                    side.weight_projection.data.mul_(1 / weight_bound)
+        else:
+            initial = initial_weight or weight_bound / 2
+            self._weight_shift = math.log(initial / (weight_bound - initial))
         # |v| = 1 and |z(v)|^2 <= 2.
         bound = max_scale * weight_bound**2 * (alpha[0] + 2 * alpha[1]) if self._mean else math.inf
         self.score_range = -bound, bound

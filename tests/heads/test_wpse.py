@@ -259,7 +259,7 @@ def test_gaussian_frequencies_are_normal_and_inverse_multiquadric_ones_have_heav
     assert ((kurtosis - 9).abs() < 1).all()
 
 
-def test_an_initial_weight_of_one_divides_the_scores_by_the_square_of_half_the_bound():
+def test_weights_begin_at_the_initial_weight():
     image, text = image_features(5), text_features(5)
     linear = "head.alpha=[1,0]", "head.weights=positive"
     paper, ours = (
@@ -268,6 +268,9 @@ def test_an_initial_weight_of_one_divides_the_scores_by_the_square_of_half_the_b
     )
     # Raw weights of about 1 change a weight of 50 by 0.25, and one of 1 by 1 %.
     assert (paper.norm() / ours.norm()).item() == pytest.approx(50.0**2, rel=0.05)
-    for refused in (("head.initial_weight=1.0",), ("head.weights=positive", "head.initial_weight=200.0")):
+    # Signed weights from 1 are all close to it.
+    signed = build_head("wpse", "head.alpha=[1,0]", "head.initial_weight=1.0")(image, text).image_to_text.dense()
+    torch.testing.assert_close(signed, ours, rtol=0.1, atol=0.1 * ours.abs().max().item())
+    for weights in ("signed", "positive"):
         with pytest.raises(ConfigError, match="initial_weight"):
-            build_head("wpse", *refused)
+            build_head("wpse", f"head.weights={weights}", "head.initial_weight=200.0")
