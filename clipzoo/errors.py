@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,14 @@ def first_names(names: Sequence[str], most: int = 4) -> str:
     """Return the first names of a list for a message, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def imported(package: str, needed_by: str, extra: str) -> Any:
+    """Return an optional package. needed_by: begins the message, such as "tables need". Raises ConfigError."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise ConfigError(f"{needed_by} {package}: {installation(extra)}") from None
 
 
 def installation(extra: str, checkout: Path = CHECKOUT) -> str:

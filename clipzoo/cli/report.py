@@ -141,8 +141,7 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
 def config(options: argparse.Namespace) -> None:
     # Imports Hydra, which help and the other commands do not need.
     from clipzoo.config.groups import groups as all_groups, options as options_of
-    from clipzoo.config.json_schema import json_schema
-    from clipzoo.config.listing import sections
+    from clipzoo.config.listing import json_schema, sections
 
     if options.schema is not None:
         refuse(options, ("--markdown",), "is another form than --schema: give one of the two")

@@ -6,6 +6,7 @@ Member names serve only as labels: no path named in an archive is ever opened.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ TARS = TarRules()
 """Captions in the .txt."""
 
 
-def scan_shard(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
+def scan_shard(file: IO[bytes], caption_key: CaptionKeys | None) -> Scan:
     """List the samples of an open shard by reading its headers and captions. caption_key: as in ShardDataset.
 
     Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
@@ -100,9 +101,9 @@ def scan_shard(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
     """
     size = os.fstat(file.fileno()).st_size
     members, flaw = list_members(file.fileno(), size)
-    # Key and members by extension of every sample, in the order of the archive.
-    samples: list[tuple[str, dict[str, Member]]] = []
-    by_key: dict[str, list[dict[str, Member]]] = {}
+    # Members by extension of every sample, by key and by the number of earlier samples with this key.
+    samples: dict[tuple[str, int], dict[str, Member]] = {}
+    repeats = Counter[tuple[str, str]]()
     for member in members:
         folder, _, name = member.name.rpartition("/")
         stem, _, extension = name.partition(".")
@@ -110,16 +111,11 @@ def scan_shard(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
         if not stem or extension not in (*IMAGE_EXTENSIONS, *ROLES):
             continue
         key = f"{folder}/{stem}" if folder else stem
-        same_key = by_key.setdefault(key, [])
-        sample = next((sample for sample in same_key if extension not in sample), None)
-        if sample is None:
-            sample = {}
-            same_key.append(sample)
-            samples.append((key, sample))
-        sample[extension] = member
+        samples.setdefault((key, repeats[key, extension]), {})[extension] = member
+        repeats[key, extension] += 1
 
     records = np.zeros(len(samples), RECORD)
-    for record, (_, sample) in zip(records, samples, strict=True):
+    for record, sample in zip(records, samples.values(), strict=True):
         for extension, member in sample.items():
             role = extension if extension in ROLES else "image"
             # The first image is used if there are several.

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator
 from omegaconf import OmegaConf
 
 from clipzoo.config.groups import CONF
-from clipzoo.config.json_schema import json_schema
+from clipzoo.config.listing import json_schema
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
 

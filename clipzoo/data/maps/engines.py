@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clipzoo import io
 from clipzoo.data.tables.formats import arrow
 from clipzoo.distributed.launch import share_of_work
-from clipzoo.errors import ConfigError, TrainingError, cause, first_line, installation
+from clipzoo.errors import ConfigError, TrainingError, cause, first_line, imported
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,10 +139,7 @@ def _write(work: Map, task: Task) -> None:
 def _map_on_ray(work: Map, tasks: Sequence[Task]) -> Iterator[None]:
     """Write the files of all tasks by Ray, which repeats the tasks of killed processes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(f"--on ray needs ray: {installation('ray')}") from None
+    ray = imported("ray", "--on ray needs", "ray")
     try:
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:

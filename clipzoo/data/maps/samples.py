@@ -22,7 +22,7 @@ from clipzoo.data.index import ShardIndex
 from clipzoo.data.maps.engines import TableMap
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import arrow
-from clipzoo.errors import ConfigError, installation, masked
+from clipzoo.errors import imported, masked
 from clipzoo.io.text import script_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ VERSION = 3
 GRID = 24
 """Side of the small picture of an image."""
 _LEAST_TEXT = 24
-"""Bytes of a caption whose language is named: that of shorter ones is often wrong."""
+"""Bytes of a caption whose language, one of 139, is named: that of shorter ones is often wrong."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class SampleFacts(TableMap):
     def table(self, item: int) -> pa.Table:
         from clipzoo.data.tokenizer import ClipTokenizer  # imports torch
 
+        py3langid = imported("py3langid", "languages of captions need", "tables")
         encode, rows, rules = ClipTokenizer(77).encode, [], self.reader.rules
         for position, key in enumerate(self.index.keys(item)):
             row: dict[str, Any] = {"uid": key}
@@ -63,22 +64,15 @@ class SampleFacts(TableMap):
                 row["uid"] = sample.uid(rules.uid_key) or key
                 row |= image_facts(sample.image(), self.max_pixels)
                 caption = sample.captions(rules.caption_key)[0][0]
-                row |= {"caption": caption, "script": script_of(caption), "language": language_of(caption)}
+                is_short = len(caption.encode()) < _LEAST_TEXT
+                language = "short" if is_short else str(py3langid.classify(caption)[0])
+                row |= {"caption": caption, "script": script_of(caption), "language": language}
                 row["tokens"] = len(encode(caption)) + 2  # with both control tokens
             except BadSampleError as error:
                 row |= {"fault": error.kind, "reason": masked(error.reason)[:200]}
             rows.append(row)
         schema = image_schema("uid", "caption", "script", "language").append(arrow().field("tokens", arrow().int32()))
         return arrow().Table.from_pylist(rows, schema=schema)
-
-
-def language_of(text: str) -> str:
-    """Return the code of the most likely of 139 languages, "short" for a text that is too short for it."""
-    try:
-        import py3langid
-    except ImportError:
-        raise ConfigError(f"languages of captions need py3langid: {installation('tables')}") from None
-    return str(py3langid.classify(text)[0]) if len(text.encode()) >= _LEAST_TEXT else "short"
 
 
 def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:

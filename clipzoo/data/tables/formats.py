@@ -38,7 +38,7 @@ from clipzoo.data.locations import (
     states,
 )
 from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan, TarRules
-from clipzoo.errors import ConfigError, TrainingError, first_line, installation
+from clipzoo.errors import ConfigError, TrainingError, first_line, imported
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -464,10 +464,5 @@ def _parsed(text: bytes) -> Any:
 
 
 def arrow() -> Any:
-    """Return pyarrow with its IPC. Raises ConfigError if it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError:
-        raise ConfigError(f"tables need pyarrow: {installation('tables')}") from None
-    return pyarrow
+    """Return pyarrow. Raises ConfigError if it is not installed."""
+    return imported("pyarrow", "tables need", "tables")

@@ -30,7 +30,7 @@ from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import Rules, TableRules, arrow
 from clipzoo.data.tar import TarRules
 from clipzoo.distributed.launch import say
-from clipzoo.errors import ConfigError, first_line, installation, number_of
+from clipzoo.errors import ConfigError, first_line, imported, number_of
 
 DATASET = "clipzoo.data.dataset.ShardDataset"
 WEIGHT_FILES = (".npy", ".parquet")
@@ -265,11 +265,7 @@ def _examine(
     images, order = np.zeros((2, count), np.uint64)
     if selection.where is not None and count:
         pa, names, location = arrow(), names_in(selection.where), index.locations[number]
-        rows = np.arange(count)
-        try:
-            import duckdb
-        except ImportError:
-            raise ConfigError(f"data.where needs duckdb: {installation('tables')}") from None
+        rows, duckdb = np.arange(count), imported("duckdb", "data.where needs", "tables")
         try:
             table = reader.rules.columns(reader.cache, location, index.shards[number].state, names)
             if table is not None:
