@@ -15,7 +15,7 @@ from clipzoo.config.trust import values_of
 from clipzoo.encoders.base import Encoder, TextTower, longest_list, on_meta, recompute_blocks, require_as_large
 from clipzoo.encoders.text import end_positions
 from clipzoo.encoders.towers import TwoTowers
-from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
+from clipzoo.errors import ConfigError, imported, nearest, number_of, one_message
 from clipzoo.io import MB, read_json
 from clipzoo.io.weights import from_hub, read_tensors
 from clipzoo.types import Count, Features, NonNegativeCount, Part, Probability, Range, Scale, Side, as_captions, checked
@@ -217,11 +217,7 @@ class DistilBertTokenizer(HuggingFaceTokenizer):
 
 def require_transformers(what: str) -> Any:
     """Return the package transformers. what: the part that needs it, for the message of the ConfigError if missing."""
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError(f"{what} needs transformers: {installation('hf')}") from None
-    return transformers
+    return imported("transformers", f"{what} needs", "hf")
 
 
 PROJECTIONS = {"image": "visual_projection", "text": "text_projection"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import nn
 
-from clipzoo.errors import ConfigError, first_line, installation, nearest
+from clipzoo.errors import ConfigError, first_line, imported, nearest
 from clipzoo.training.parts import Schedule
 from clipzoo.training.schedules import Cosine
 from clipzoo.types import Decay, Epsilon, NonNegative, Part, Positive, Progress, Range, checked
@@ -130,10 +130,7 @@ class AdamW8bit(AdamW):
         self.require_constructible("optim=adamw_8bit")
 
     def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
-        try:
-            import bitsandbytes
-        except ImportError:
-            raise ConfigError(f"optim=adamw_8bit needs bitsandbytes: {installation('bitsandbytes')}") from None
+        bitsandbytes = imported("bitsandbytes", "optim=adamw_8bit needs", "bitsandbytes")
         return bitsandbytes.optim.AdamW8bit(groups, self.schedule.peak, (self.betas[0], self.betas[1]), self.eps)
 
 

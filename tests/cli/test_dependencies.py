@@ -24,7 +24,7 @@ PROVIDED = {"open_clip_train": "open_clip", "griffe": "mkdocstrings"}
 """Further modules of a declared distribution."""
 LOADED_BY_NAME = {
     "tensorboard", "s3fs", "hydra_plugins", "onnx", "onnxscript", "material", "mkdocstrings", "ipykernel",
-    "torchao", "duckdb", "py3langid", "ray",
+    "torchao", "duckdb", "py3langid", "ray", "bitsandbytes",
 }  # fmt: skip
 """Used through another package: torch.utils.tensorboard, torch.onnx, Hydra's launchers, plugins of MkDocs, the
 kernel of notebooks, file systems of fsspec, or imported by name where it is used."""
