@@ -73,7 +73,7 @@ reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45
 	@$(PY) -m clipzoo.cli world
 	@$(PY) -m clipzoo.lab.reproduce
 
-test: $(STAMP)  ## the test suite (seven to eight minutes on two cores)
+test: $(STAMP)  ## the test suite (nine to ten minutes on two cores)
 	@echo "== tests"
 	@$(PARALLEL) -m "not slow and not slurm"
 
