@@ -37,6 +37,7 @@ from clipzoo.config.vocabulary import Count
 from clipzoo.data.base import Dataset
 from clipzoo.data.plan import Plan
 from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.errors import ConfigError
 from clipzoo.io import below, read_yaml
 from clipzoo.lab.twin import train_with_open_clip
 from clipzoo.lab.worlds.hands import Drawing, read_drawings, split_drawings
@@ -67,6 +68,8 @@ def main() -> None:
     options = parser.parse_args()
     facts = read_yaml(SOURCES)
     drawings = read_drawings(options.root / "pictures", facts["hands"])
+    if not drawings:
+        raise ConfigError(f"{options.root} has no drawings: make them with `clipzoo hands`, or give --root")
     splits = split_drawings(drawings, facts["held_out"]["hands"], facts["held_out"]["things"])
     cached: dict[str, Tensor] = {}
     for seed in options.seeds:

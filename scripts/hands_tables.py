@@ -22,6 +22,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from clipzoo.cli.arguments import Parser, run_main
+from clipzoo.errors import ConfigError
 from clipzoo.io import below, read_yaml
 from clipzoo.io.text import save_figure
 from clipzoo.lab.methods.lab import read_settings
@@ -51,6 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     facts = read_yaml(SOURCES)
     drawings = read_drawings(options.root / "pictures", facts["hands"])
+    if not drawings:
+        raise ConfigError(f"{options.root} has no drawings: make them with `clipzoo hands`, or give --root")
     splits = split_drawings(drawings, facts["held_out"]["hands"], facts["held_out"]["things"])
     _print(data_rows(drawings, facts))
     _print(split_rows(splits, facts))
@@ -61,8 +64,10 @@ def main() -> None:
         _print([["runs", "steps", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
         if verdicts := judged(options.runs):
             _print(claim_rows(verdicts))
-        if options.claims:
-            save_figure(claims_figure(verdicts), options.claims)
+    if options.claims:
+        if not options.runs or not verdicts:
+            raise ConfigError("--claims: give the runs of two methods of a claim, with two seeds each")
+        save_figure(claims_figure(verdicts), options.claims)
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:

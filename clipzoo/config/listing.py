@@ -211,7 +211,7 @@ def json_schema(file: str = RUN) -> dict[str, Any]:
     changes_run = is_group(file) and file.partition("/")[0] in {*ONLY_OPTIONS} - {"study", "hydra"}
     name = RUN if changes_run else file.replace("/", ".")
     if name not in definitions:
-        raise ConfigError(f"there is no group {file}{nearest(file, groups())}")
+        raise ConfigError(f"{file} is not a configuration group{nearest(file, groups())}")
     return {"$schema": "http://json-schema.org/draft-07/schema#", **_ref(name), "definitions": definitions}
 
 
@@ -235,7 +235,7 @@ def _node(place: str, classes: Mapping[str, Section], places: Mapping[str, Any])
         condition = {"required": ["_target_"], "properties": {"_target_": {"const": target}}}
         branches.append({"if": condition, "then": {"description": section.summary, **_object(keys)}})
     partial = _object({key: one[0] if len(one) == 1 else {"anyOf": one} for key, one in union.items()})
-    own = {"type": "string", "not": {"pattern": r"^clipzoo\."}}  # a class of the user
+    own = {"type": "string", "not": {"pattern": r"^clipzoo\."}}  # the user's own class
     named = {"properties": {"_target_": {"anyOf": [{"enum": [*classes]}, own]}}}
     return {**named, "type": "object", "if": {"required": ["_target_"]}, "then": {"allOf": branches}, "else": partial}
 

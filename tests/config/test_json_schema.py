@@ -97,5 +97,5 @@ def test_a_key_has_its_meaning_its_type_and_its_default_and_the_output_is_the_sa
 
 
 def test_another_group_is_refused_with_the_nearest_one():
-    with pytest.raises(ConfigError, match=r"there is no group haed; did you mean head\?"):
+    with pytest.raises(ConfigError, match=r"haed is not a configuration group; did you mean head\?"):
         json_schema("haed")
