@@ -136,4 +136,4 @@ package: $(STAMP)  ## build sdist and wheel into dist/, install and try both
 	@PYTHON=$(PY) .ci/package dist
 
 clean:  ## remove the environment and the files of `make demo`, `make emoji` and `make hands`
-	rm -rf $(VENV) data/demo data/emoji data/hands data/npm runs/demo runs/emoji runs/hands
+	rm -rf $(VENV) data/demo data/emoji data/hands data/npm runs/demo runs/emoji runs/hands dist/hands

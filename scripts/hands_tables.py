@@ -34,9 +34,10 @@ from clipzoo.report.statistics import adjusted, over_samples, over_seeds, seeds_
 from clipzoo.runs.record import RunRecord
 
 TESTS = ("hands", "things", "both")
-METHODS = {"CLIP": "clip", "KME-CLIP": "kme", "WPSE Gaussian": "wpse", "CLOOB": "cloob", "InfoLOOB": "infoloob",
-           "SogCLR": "sogclr", "NUCLR": "nuclr", "SigLIP": "siglip",
-           "CLOOB, Hopfield from step 50": "cloob_start_200"}  # fmt: skip
+METHODS = {"CLIP": "clip", "KME-CLIP": "kme", "WPSE Gaussian": "wpse", "WPSE linear": "wpse_linear",
+           "WPSE positive weights": "wpse_positive", "WPSE positive weights from 1": "wpse_positive_1",
+           "CLOOB": "cloob", "CLOOB, Hopfield from step 50": "cloob_start_200", "InfoLOOB": "infoloob",
+           "SogCLR": "sogclr", "iSogCLR": "isogclr", "NUCLR": "nuclr", "SigLIP": "siglip"}  # fmt: skip
 """Runs of scripts/hands_methods.py by the lab's name of the method."""
 SHOWN = ("house", "cat", "rocket", "umbrella", "banana", "key", "anchor", "snail")
 BINS, SIDE = 4, 16
@@ -61,7 +62,8 @@ def main() -> None:
         montage(drawings, facts, options.root, options.montage)
     _print([["method", *(f"names, {name}" for name in TESTS)], *baseline_rows(splits, options.root)])
     if options.runs:
-        _print([["runs", "steps", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
+        titles = ["runs", "steps", "seeds", *(f"names, {name}" for name in TESTS), "mean minus CLIP's", "revision"]
+        _print([titles, *run_rows(options.runs)])
         if verdicts := judged(options.runs):
             _print(claim_rows(verdicts))
     if options.claims:
@@ -180,7 +182,7 @@ def by_name(folders: Sequence[Path]) -> dict[tuple[str, int], list[Path]]:
     """Return runs NAME_seedN by NAME and steps, in this order."""
     runs = defaultdict[tuple[str, int], list[Path]](list)
     for folder in folders:
-        runs[re.sub(r"_seed\d+$", "", folder.name), int(RunRecord.read(folder).training["steps"])].append(folder)
+        runs[re.sub(r"_seed\d+$", "", folder.name), int(RunRecord.read(folder).training.get("steps", 0))].append(folder)
     return {key: runs[key] for key in sorted(runs)}
 
 
@@ -197,8 +199,10 @@ def mean_accuracy(folder: Path) -> float:
 
 def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
     """Yield a row for the runs NAME_seedN of each name: mean top-1 accuracies, with intervals over things (of answers
-    averaged over the seeds) and, of several runs, Student's t intervals over seeds."""
-    for (name, steps), seeds in by_name(folders).items():
+    averaged over the seeds) and, of several runs, Student's t intervals over seeds; Welch's interval of the mean's
+    difference from runs clip_seedN of equal length."""
+    runs = by_name(folders)
+    for (name, steps), seeds in runs.items():
         records, cells = [RunRecord.read(folder) for folder in seeds], []
         for test in TESTS:
             labels, right = outcomes(seeds, test)
@@ -207,8 +211,12 @@ def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
                 value = over_seeds([float(values.mean()) for values in right])
                 cell += f"; seeds {value.low:.2f} to {value.high:.2f}"
             cells.append(cell)
+        clip, difference = runs.get(("clip", steps), []), ""
+        if name != "clip" and min(len(seeds), len(clip)) > 1:
+            before, after = ([mean_accuracy(folder) for folder in side] for side in (clip, seeds))
+            difference = seeds_difference("accuracy", "hands", name, before, after).interval.text("+.2f")
         revisions = ", ".join(sorted({str(record.revision)[:8] for record in records}))
-        yield [f"`{name}`", f"{steps:,}", str(len(seeds)), *cells, revisions]
+        yield [f"`{name}`", f"{steps:,}", str(len(seeds)), *cells, difference, revisions]
 
 
 def judged(folders: Sequence[Path]) -> list[Verdict]:
