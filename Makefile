@@ -60,13 +60,13 @@ emoji: $(STAMP)  ## fetch emoji of two vendors with npm, train CLIP, WPSE and KM
 	done
 	@$(PY) -m clipzoo.cli report runs/emoji/clip runs/emoji/wpse runs/emoji/kme
 
-hands: $(STAMP)  ## fetch drawings by eleven hands with npm and apt-get, train CLIP on eight of them, judge it on the others
+hands: $(STAMP)  ## fetch drawings by eleven hands with npm and apt-get, train a model on eight of them, judge it on the others
 	@$(PY) -m clipzoo.cli hands
-	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=hands/clip
-	@$(PY) scripts/hands_tables.py runs/hands/clip
+	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=hands/model
+	@$(PY) scripts/hands_tables.py runs/hands/model
 	@for format in hub onnx; do \
 	    test -d dist/hands/$$format || \
-	        $(PY) -m clipzoo.cli export runs/hands/clip --to $$format --output dist/hands/$$format || exit 1; \
+	        $(PY) -m clipzoo.cli export runs/hands/model --to $$format --output dist/hands/$$format || exit 1; \
 	done
 
 reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
